@@ -1,0 +1,1 @@
+"""The programs: router, prefill worker, decode worker, command line."""

@@ -1,0 +1,1 @@
+"""Prefill and decode on separate pools of inference engines: the shared library."""

@@ -1,0 +1,1 @@
+"""The router: one request, top to bottom, is in generate.py."""

@@ -84,3 +84,28 @@ def first_token_is_kept(sampling: Sampling) -> bool:
 def attempt_id(request_id: str, choice: int, attempt: int) -> str:
     """Id of one attempt at one choice, which also names its handoff and its engine requests."""
     return f"{request_id}/{choice}/{attempt}"
+
+
+class Completion:
+    """The tokens that a client has been given, across attempts.
+
+    Invariant: offsets are 0, 1, 2, ... without gap or repeat (I4 of the architecture).
+    """
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+
+    @property
+    def offset(self) -> int:
+        """Offset of the next token."""
+        return len(self.token_ids)
+
+    def extend(self, offset: int, token_ids: Sequence[int]) -> None:
+        """Append tokens that begin at `offset`. Raises OffsetBroken for a gap or a repeat."""
+        if offset != len(self.token_ids):
+            raise OffsetBroken(f"offset {offset} came where {len(self.token_ids)} was due")
+        self.token_ids.extend(token_ids)
+
+
+class OffsetBroken(Exception):
+    """A token would have been repeated or left out: a peer broke the contract."""

@@ -1,0 +1,1 @@
+"""One process: serve, health, configuration, logs, metrics."""

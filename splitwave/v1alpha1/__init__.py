@@ -1,0 +1,1 @@
+"""Generated from proto/splitwave/v1alpha1; `make gen` writes it."""

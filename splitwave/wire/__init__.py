@@ -1,0 +1,1 @@
+"""Between the core's words and the contract's messages, both ways."""
