@@ -7,21 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from splitwave.v1alpha1 import decode_service_pb2 as _decode_service_pb2
 import abc as _abc_1
-import grpc as _grpc
-import sys
-import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import Self as _Self
-else:
-    from typing_extensions import Self as _Self
-
-_T = _typing.TypeVar("_T")
-
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
@@ -29,40 +15,8 @@ GRPC_VERSION: str
 class DecodeServiceStub:
     """DecodeService continues generations whose prompt KV another group holds."""
 
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> DecodeServiceAsyncStub: ...
-    Session: _grpc.StreamStreamMultiCallable[_decode_service_pb2.SessionRequest, _decode_service_pb2.SessionResponse]
-    """Session is the long-lived stream between one router and one worker: submissions
-    and cancels go in; grants, acceptances, tokens and ends come out.
-
-    The first message is Hello, the first answer Welcome. Every other message has a
-    number, counted from 1 in each direction of a session. Both ends keep what the
-    other has not acknowledged and send it again after a reattach, and both drop
-    numbers that they have seen; so a break of the connection loses nothing.
-
-    Deadline: none for the stream; each submission carries its own.
-    Idempotency: submissions by attempt_id: a repeat of a live or ended one is
-      answered with what it was answered before.
-    Ownership: Accepted moves the handoff to this worker, which pulls or releases
-      it; Refused leaves it with the router. Grants belong to the session.
-    Cancellation: a broken stream may be reattached within Welcome.reattach; after
-      that the worker cancels what the session owned and takes its grants back.
-    Errors: they describe the session alone.
-      INVALID_ARGUMENT    INVALID_REQUEST: no Hello first, or a gap in the numbers.
-      FAILED_PRECONDITION EPOCH_MISMATCH: reattach to an earlier epoch, or to a
-        session that is no longer kept. Start a new session.
-      RESOURCE_EXHAUSTED  OVERLOADED: the router does not acknowledge; too much is unread.
-      UNAVAILABLE         WORKER_DRAINING: all work of the session has ended.
-    """
-
-@_typing.type_check_only
-class DecodeServiceAsyncStub(DecodeServiceStub):
-    """DecodeService continues generations whose prompt KV another group holds."""
-
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Session: _aio.StreamStreamMultiCallable[_decode_service_pb2.SessionRequest, _decode_service_pb2.SessionResponse]  # type: ignore[assignment]
+    Session: _aio.StreamStreamMultiCallable[_decode_service_pb2.SessionRequest, _decode_service_pb2.SessionResponse]
     """Session is the long-lived stream between one router and one worker: submissions
     and cancels go in; grants, acceptances, tokens and ends come out.
 
@@ -92,9 +46,9 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Session(
         self,
-        request_iterator: _MaybeAsyncIterator[_decode_service_pb2.SessionRequest],
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_decode_service_pb2.SessionResponse], _abc.AsyncIterator[_decode_service_pb2.SessionResponse]]:
+        request_iterator: _abc.AsyncIterator[_decode_service_pb2.SessionRequest],
+        context: _aio.ServicerContext[_abc.AsyncIterator[_decode_service_pb2.SessionRequest], _abc.AsyncIterator[_decode_service_pb2.SessionResponse]],
+    ) -> _abc.AsyncIterator[_decode_service_pb2.SessionResponse]:
         """Session is the long-lived stream between one router and one worker: submissions
         and cancels go in; grants, acceptances, tokens and ends come out.
 
@@ -118,4 +72,4 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
           UNAVAILABLE         WORKER_DRAINING: all work of the session has ended.
         """
 
-def add_DecodeServiceServicer_to_server(servicer: DecodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_DecodeServiceServicer_to_server(servicer: DecodeServiceServicer, server: _aio.Server) -> None: ...

@@ -7,21 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from splitwave.v1alpha1 import generate_service_pb2 as _generate_service_pb2
 import abc as _abc_1
-import grpc as _grpc
-import sys
-import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import Self as _Self
-else:
-    from typing_extensions import Self as _Self
-
-_T = _typing.TypeVar("_T")
-
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
@@ -33,47 +19,8 @@ class GenerateServiceStub:
     "splitwave.v1alpha1" and whose reason is an ErrorReason without its prefix.
     """
 
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> GenerateServiceAsyncStub: ...
-    Generate: _grpc.UnaryStreamMultiCallable[_generate_service_pb2.GenerateRequest, _generate_service_pb2.GenerateResponse]
-    """Generate completes one prompt, streaming what is produced as it is produced.
-
-    Deadline: taken from the call; without one the router's own limit applies.
-    Idempotency: none. request_id names the request in traces and logs.
-    Ownership: nothing is held for a call that has ended.
-    Cancellation: stops the computing within one step on both pools.
-    Errors:
-      INVALID_ARGUMENT    INVALID_REQUEST: the message names the field and the fix.
-      UNIMPLEMENTED       UNSUPPORTED_FEATURE: the message names the feature.
-      NOT_FOUND           MODEL_NOT_FOUND: the message names the models served.
-      RESOURCE_EXHAUSTED  OVERLOADED: wait as RetryInfo says.
-      UNAVAILABLE         POOL_UNAVAILABLE, WORKER_DRAINING, RESUME_BUDGET_EXHAUSTED: try later.
-      ABORTED             REQUEST_QUARANTINED: do not repeat.
-      DEADLINE_EXCEEDED   DEADLINE_EXCEEDED, STALLED.
-      INTERNAL            INTERNAL: our bug.
-    """
-    ListModels: _grpc.UnaryUnaryMultiCallable[_generate_service_pb2.ListModelsRequest, _generate_service_pb2.ListModelsResponse]
-    """ListModels names the models that can be asked for.
-
-    Deadline: optional.
-    Idempotency: reads only.
-    Ownership: none.
-    Cancellation: safe.
-    Errors: none of its own.
-    """
-
-@_typing.type_check_only
-class GenerateServiceAsyncStub(GenerateServiceStub):
-    """GenerateService is the public API of a router.
-
-    Every failure is a google.rpc.Status with one ErrorInfo whose domain is
-    "splitwave.v1alpha1" and whose reason is an ErrorReason without its prefix.
-    """
-
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Generate: _aio.UnaryStreamMultiCallable[_generate_service_pb2.GenerateRequest, _generate_service_pb2.GenerateResponse]  # type: ignore[assignment]
+    Generate: _aio.UnaryStreamMultiCallable[_generate_service_pb2.GenerateRequest, _generate_service_pb2.GenerateResponse]
     """Generate completes one prompt, streaming what is produced as it is produced.
 
     Deadline: taken from the call; without one the router's own limit applies.
@@ -90,7 +37,7 @@ class GenerateServiceAsyncStub(GenerateServiceStub):
       DEADLINE_EXCEEDED   DEADLINE_EXCEEDED, STALLED.
       INTERNAL            INTERNAL: our bug.
     """
-    ListModels: _aio.UnaryUnaryMultiCallable[_generate_service_pb2.ListModelsRequest, _generate_service_pb2.ListModelsResponse]  # type: ignore[assignment]
+    ListModels: _aio.UnaryUnaryMultiCallable[_generate_service_pb2.ListModelsRequest, _generate_service_pb2.ListModelsResponse]
     """ListModels names the models that can be asked for.
 
     Deadline: optional.
@@ -111,8 +58,8 @@ class GenerateServiceServicer(metaclass=_abc_1.ABCMeta):
     def Generate(
         self,
         request: _generate_service_pb2.GenerateRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_generate_service_pb2.GenerateResponse], _abc.AsyncIterator[_generate_service_pb2.GenerateResponse]]:
+        context: _aio.ServicerContext[_generate_service_pb2.GenerateRequest, _abc.AsyncIterator[_generate_service_pb2.GenerateResponse]],
+    ) -> _abc.AsyncIterator[_generate_service_pb2.GenerateResponse]:
         """Generate completes one prompt, streaming what is produced as it is produced.
 
         Deadline: taken from the call; without one the router's own limit applies.
@@ -134,8 +81,8 @@ class GenerateServiceServicer(metaclass=_abc_1.ABCMeta):
     def ListModels(
         self,
         request: _generate_service_pb2.ListModelsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_generate_service_pb2.ListModelsResponse, _abc.Awaitable[_generate_service_pb2.ListModelsResponse]]:
+        context: _aio.ServicerContext[_generate_service_pb2.ListModelsRequest, _abc.Awaitable[_generate_service_pb2.ListModelsResponse]],
+    ) -> _abc.Awaitable[_generate_service_pb2.ListModelsResponse]:
         """ListModels names the models that can be asked for.
 
         Deadline: optional.
@@ -145,4 +92,4 @@ class GenerateServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: none of its own.
         """
 
-def add_GenerateServiceServicer_to_server(servicer: GenerateServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_GenerateServiceServicer_to_server(servicer: GenerateServiceServicer, server: _aio.Server) -> None: ...

@@ -7,21 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from splitwave.v1alpha1 import prefill_service_pb2 as _prefill_service_pb2
 import abc as _abc_1
-import grpc as _grpc
-import sys
-import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import Self as _Self
-else:
-    from typing_extensions import Self as _Self
-
-_T = _typing.TypeVar("_T")
-
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
@@ -33,60 +19,8 @@ class PrefillServiceStub:
     "splitwave.v1alpha1" and whose reason is an ErrorReason without its prefix.
     """
 
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> PrefillServiceAsyncStub: ...
-    Prefill: _grpc.UnaryUnaryMultiCallable[_prefill_service_pb2.PrefillRequest, _prefill_service_pb2.PrefillResponse]
-    """Prefill computes a prompt, samples its first token and holds its KV under a lease.
-
-    Deadline: required; a call without one fails with DEADLINE_REQUIRED.
-    Idempotency: by handoff_id. A repeat joins the running call, or returns the
-      same handoff while its lease is live.
-    Ownership: the caller owns the handoff until a decode worker accepts it, and
-      releases it on every other way out, whether or not this call answered.
-    Cancellation: stops the computing and frees the blocks.
-    Errors:
-      INVALID_ARGUMENT    INVALID_REQUEST, DEADLINE_REQUIRED: do not repeat.
-      RESOURCE_EXHAUSTED  OVERLOADED (queue full, RetryInfo): try another worker.
-      UNAVAILABLE         WORKER_DRAINING, WORKER_LOST: try another worker.
-      FAILED_PRECONDITION KV_LAYOUT_MISMATCH: the two pools cannot be paired.
-      DEADLINE_EXCEEDED   DEADLINE_EXCEEDED.
-    """
-    ReleaseHandoff: _grpc.UnaryUnaryMultiCallable[_prefill_service_pb2.ReleaseHandoffRequest, _prefill_service_pb2.ReleaseHandoffResponse]
-    """ReleaseHandoff ends a handoff that nobody will pull.
-
-    Deadline: required, short.
-    Idempotency: by handoff_id, for ever; an id not yet known is remembered for
-      one lease, so that a release may overtake its prefill.
-    Ownership: only the current owner may call. After Accepted that is decode.
-    Cancellation: none; the release happens at the next engine tick regardless.
-    Errors: none of its own. WORKER_DRAINING is never returned: release always works.
-    """
-    ConfirmHandoff: _grpc.UnaryUnaryMultiCallable[_prefill_service_pb2.ConfirmHandoffRequest, _prefill_service_pb2.ConfirmHandoffResponse]
-    """ConfirmHandoff is the fence: called by decode after the data has arrived and
-    before a token is shown. OK says that the lease was live until now, so that
-    nothing which was read can have been reused, and ends it as pulled.
-
-    Deadline: required, short.
-    Idempotency: a repeat by the same handoff_id within one lease answers the same.
-    Ownership: only the worker that pulled may call; the lease ends with this call.
-    Cancellation: none.
-    Errors:
-      FAILED_PRECONDITION HANDOFF_EXPIRED: what was read may be another request's. Prefill again.
-      FAILED_PRECONDITION EPOCH_MISMATCH: the group was restarted meanwhile. Prefill again.
-    """
-
-@_typing.type_check_only
-class PrefillServiceAsyncStub(PrefillServiceStub):
-    """PrefillService computes prompts and holds their KV for decode.
-
-    Every failure is a google.rpc.Status with one ErrorInfo whose domain is
-    "splitwave.v1alpha1" and whose reason is an ErrorReason without its prefix.
-    """
-
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Prefill: _aio.UnaryUnaryMultiCallable[_prefill_service_pb2.PrefillRequest, _prefill_service_pb2.PrefillResponse]  # type: ignore[assignment]
+    Prefill: _aio.UnaryUnaryMultiCallable[_prefill_service_pb2.PrefillRequest, _prefill_service_pb2.PrefillResponse]
     """Prefill computes a prompt, samples its first token and holds its KV under a lease.
 
     Deadline: required; a call without one fails with DEADLINE_REQUIRED.
@@ -102,7 +36,7 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
       FAILED_PRECONDITION KV_LAYOUT_MISMATCH: the two pools cannot be paired.
       DEADLINE_EXCEEDED   DEADLINE_EXCEEDED.
     """
-    ReleaseHandoff: _aio.UnaryUnaryMultiCallable[_prefill_service_pb2.ReleaseHandoffRequest, _prefill_service_pb2.ReleaseHandoffResponse]  # type: ignore[assignment]
+    ReleaseHandoff: _aio.UnaryUnaryMultiCallable[_prefill_service_pb2.ReleaseHandoffRequest, _prefill_service_pb2.ReleaseHandoffResponse]
     """ReleaseHandoff ends a handoff that nobody will pull.
 
     Deadline: required, short.
@@ -112,7 +46,7 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
     Cancellation: none; the release happens at the next engine tick regardless.
     Errors: none of its own. WORKER_DRAINING is never returned: release always works.
     """
-    ConfirmHandoff: _aio.UnaryUnaryMultiCallable[_prefill_service_pb2.ConfirmHandoffRequest, _prefill_service_pb2.ConfirmHandoffResponse]  # type: ignore[assignment]
+    ConfirmHandoff: _aio.UnaryUnaryMultiCallable[_prefill_service_pb2.ConfirmHandoffRequest, _prefill_service_pb2.ConfirmHandoffResponse]
     """ConfirmHandoff is the fence: called by decode after the data has arrived and
     before a token is shown. OK says that the lease was live until now, so that
     nothing which was read can have been reused, and ends it as pulled.
@@ -137,8 +71,8 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
     def Prefill(
         self,
         request: _prefill_service_pb2.PrefillRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_prefill_service_pb2.PrefillResponse, _abc.Awaitable[_prefill_service_pb2.PrefillResponse]]:
+        context: _aio.ServicerContext[_prefill_service_pb2.PrefillRequest, _abc.Awaitable[_prefill_service_pb2.PrefillResponse]],
+    ) -> _abc.Awaitable[_prefill_service_pb2.PrefillResponse]:
         """Prefill computes a prompt, samples its first token and holds its KV under a lease.
 
         Deadline: required; a call without one fails with DEADLINE_REQUIRED.
@@ -159,8 +93,8 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
     def ReleaseHandoff(
         self,
         request: _prefill_service_pb2.ReleaseHandoffRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_prefill_service_pb2.ReleaseHandoffResponse, _abc.Awaitable[_prefill_service_pb2.ReleaseHandoffResponse]]:
+        context: _aio.ServicerContext[_prefill_service_pb2.ReleaseHandoffRequest, _abc.Awaitable[_prefill_service_pb2.ReleaseHandoffResponse]],
+    ) -> _abc.Awaitable[_prefill_service_pb2.ReleaseHandoffResponse]:
         """ReleaseHandoff ends a handoff that nobody will pull.
 
         Deadline: required, short.
@@ -175,8 +109,8 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
     def ConfirmHandoff(
         self,
         request: _prefill_service_pb2.ConfirmHandoffRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_prefill_service_pb2.ConfirmHandoffResponse, _abc.Awaitable[_prefill_service_pb2.ConfirmHandoffResponse]]:
+        context: _aio.ServicerContext[_prefill_service_pb2.ConfirmHandoffRequest, _abc.Awaitable[_prefill_service_pb2.ConfirmHandoffResponse]],
+    ) -> _abc.Awaitable[_prefill_service_pb2.ConfirmHandoffResponse]:
         """ConfirmHandoff is the fence: called by decode after the data has arrived and
         before a token is shown. OK says that the lease was live until now, so that
         nothing which was read can have been reused, and ends it as pulled.
@@ -190,4 +124,4 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
           FAILED_PRECONDITION EPOCH_MISMATCH: the group was restarted meanwhile. Prefill again.
         """
 
-def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _aio.Server) -> None: ...

@@ -7,21 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from splitwave.v1alpha1 import worker_service_pb2 as _worker_service_pb2
 import abc as _abc_1
-import grpc as _grpc
-import sys
-import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import Self as _Self
-else:
-    from typing_extensions import Self as _Self
-
-_T = _typing.TypeVar("_T")
-
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
@@ -29,45 +15,8 @@ GRPC_VERSION: str
 class WorkerServiceStub:
     """WorkerService describes and drains one worker, whatever its role."""
 
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
-    DescribeWorker: _grpc.UnaryUnaryMultiCallable[_worker_service_pb2.DescribeWorkerRequest, _worker_service_pb2.DescribeWorkerResponse]
-    """DescribeWorker says what the worker is and what it has counted.
-
-    Deadline: required, short.
-    Idempotency: reads only.
-    Ownership: none.
-    Cancellation: safe.
-    Errors: UNAVAILABLE WORKER_LOST: the group has died.
-    """
-    WatchWorker: _grpc.UnaryStreamMultiCallable[_worker_service_pb2.WatchWorkerRequest, _worker_service_pb2.WatchWorkerResponse]
-    """WatchWorker streams the worker's load: at once, on change (at most ten times a
-    second), and at least every two seconds.
-
-    Deadline: none; the stream lives as long as both ends.
-    Idempotency: reads only.
-    Ownership: none.
-    Cancellation: safe.
-    Errors: UNAVAILABLE WORKER_LOST: the group has died.
-    """
-    DrainWorker: _grpc.UnaryUnaryMultiCallable[_worker_service_pb2.DrainWorkerRequest, _worker_service_pb2.DrainWorkerResponse]
-    """DrainWorker stops the intake of new work. Work that was admitted is finished.
-
-    Deadline: required, short; the call does not wait for the drain's end.
-    Idempotency: a repeat changes nothing.
-    Ownership: none; outstanding handoffs can still be pulled, confirmed and released.
-    Cancellation: none; a drain cannot be undone.
-    Errors: none of its own.
-    """
-
-@_typing.type_check_only
-class WorkerServiceAsyncStub(WorkerServiceStub):
-    """WorkerService describes and drains one worker, whatever its role."""
-
     def __init__(self, channel: _aio.Channel) -> None: ...
-    DescribeWorker: _aio.UnaryUnaryMultiCallable[_worker_service_pb2.DescribeWorkerRequest, _worker_service_pb2.DescribeWorkerResponse]  # type: ignore[assignment]
+    DescribeWorker: _aio.UnaryUnaryMultiCallable[_worker_service_pb2.DescribeWorkerRequest, _worker_service_pb2.DescribeWorkerResponse]
     """DescribeWorker says what the worker is and what it has counted.
 
     Deadline: required, short.
@@ -76,7 +25,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Cancellation: safe.
     Errors: UNAVAILABLE WORKER_LOST: the group has died.
     """
-    WatchWorker: _aio.UnaryStreamMultiCallable[_worker_service_pb2.WatchWorkerRequest, _worker_service_pb2.WatchWorkerResponse]  # type: ignore[assignment]
+    WatchWorker: _aio.UnaryStreamMultiCallable[_worker_service_pb2.WatchWorkerRequest, _worker_service_pb2.WatchWorkerResponse]
     """WatchWorker streams the worker's load: at once, on change (at most ten times a
     second), and at least every two seconds.
 
@@ -86,7 +35,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Cancellation: safe.
     Errors: UNAVAILABLE WORKER_LOST: the group has died.
     """
-    DrainWorker: _aio.UnaryUnaryMultiCallable[_worker_service_pb2.DrainWorkerRequest, _worker_service_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_worker_service_pb2.DrainWorkerRequest, _worker_service_pb2.DrainWorkerResponse]
     """DrainWorker stops the intake of new work. Work that was admitted is finished.
 
     Deadline: required, short; the call does not wait for the drain's end.
@@ -103,8 +52,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     def DescribeWorker(
         self,
         request: _worker_service_pb2.DescribeWorkerRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_worker_service_pb2.DescribeWorkerResponse, _abc.Awaitable[_worker_service_pb2.DescribeWorkerResponse]]:
+        context: _aio.ServicerContext[_worker_service_pb2.DescribeWorkerRequest, _abc.Awaitable[_worker_service_pb2.DescribeWorkerResponse]],
+    ) -> _abc.Awaitable[_worker_service_pb2.DescribeWorkerResponse]:
         """DescribeWorker says what the worker is and what it has counted.
 
         Deadline: required, short.
@@ -118,8 +67,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     def WatchWorker(
         self,
         request: _worker_service_pb2.WatchWorkerRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_worker_service_pb2.WatchWorkerResponse], _abc.AsyncIterator[_worker_service_pb2.WatchWorkerResponse]]:
+        context: _aio.ServicerContext[_worker_service_pb2.WatchWorkerRequest, _abc.AsyncIterator[_worker_service_pb2.WatchWorkerResponse]],
+    ) -> _abc.AsyncIterator[_worker_service_pb2.WatchWorkerResponse]:
         """WatchWorker streams the worker's load: at once, on change (at most ten times a
         second), and at least every two seconds.
 
@@ -134,8 +83,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     def DrainWorker(
         self,
         request: _worker_service_pb2.DrainWorkerRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_worker_service_pb2.DrainWorkerResponse, _abc.Awaitable[_worker_service_pb2.DrainWorkerResponse]]:
+        context: _aio.ServicerContext[_worker_service_pb2.DrainWorkerRequest, _abc.Awaitable[_worker_service_pb2.DrainWorkerResponse]],
+    ) -> _abc.Awaitable[_worker_service_pb2.DrainWorkerResponse]:
         """DrainWorker stops the intake of new work. Work that was admitted is finished.
 
         Deadline: required, short; the call does not wait for the drain's end.
@@ -145,4 +94,4 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: none of its own.
         """
 
-def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _aio.Server) -> None: ...

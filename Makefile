@@ -1,0 +1,93 @@
+# What CI runs and people run. `make help` lists the targets.
+VENV := .venv
+VENV312 := .venv-py312
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
+TOOLS := $(VENV)/.tools
+TOOLS312 := $(VENV312)/.tools
+SEEDS ?= 200
+# Prebuilt code of the model hub is never wanted, and its client must not wait for a network.
+export HF_HUB_OFFLINE := 1
+# Programs of the environment (buf, protoc plugins) are found by name.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help venv install demo test test-fast test-py312 e2e unit sim bench gen lint type imports fmt contract-release news clean
+.DEFAULT_GOAL := help
+
+help: ## List the targets.
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+$(BIN)/python:
+	@python=$$(sh scripts/find-python 3.11) && "$$python" -m venv $(VENV)
+
+$(RUNTIME): requirements/light.txt requirements/cpu.txt pyproject.toml | $(BIN)/python
+	@$(BIN)/python scripts/install.py requirements/cpu.txt
+	@touch $@
+
+$(TOOLS): requirements/dev.txt $(RUNTIME)
+	@$(BIN)/python scripts/install.py requirements/dev.txt
+	@touch $@
+
+$(TOOLS312): requirements/light.txt requirements/dev.txt pyproject.toml
+	@python=$$(PYTHON= sh scripts/find-python 3.12) && { test -x $(VENV312)/bin/python || "$$python" -m venv $(VENV312); }
+	@$(VENV312)/bin/python scripts/install.py requirements/light.txt requirements/dev.txt
+	@touch $@
+
+venv: $(RUNTIME) ## Make .venv with the CPU stack: what `make demo` needs.
+
+install: $(TOOLS) ## Make .venv with the CPU stack and the developer's tools.
+
+demo: $(RUNTIME) ## Build the model, start the stack, ask it a question over HTTP and gRPC, stop it.
+	@$(BIN)/splitwave demo
+
+test: install lint type imports test-py312 ## All that CI runs, real vLLM engines included.
+	@$(BIN)/python -m pytest
+
+test-fast: install lint type imports ## Lint, types, imports, buf, unit, contract, sim: under 3 minutes.
+	@$(BIN)/python -m pytest tests/test_tidy.py tests/unit tests/contract tests/sim
+
+test-py312: ## The tests that need no torch, on Python 3.12; skipped loudly where there is none.
+	@if sh scripts/find-python 3.12 >/dev/null 2>&1; then $(MAKE) --no-print-directory run-py312; \
+	else echo "SKIPPED: no Python 3.12 here, so the tests that need no torch ran on 3.11 only"; fi
+
+.PHONY: run-py312
+run-py312: $(TOOLS312)
+	@$(VENV312)/bin/python -m mypy
+	@PATH="$(CURDIR)/$(VENV312)/bin:$$PATH" $(VENV312)/bin/python -m pytest tests/test_tidy.py tests/unit tests/contract tests/sim tests/integration
+
+e2e: install ## Real vLLM engines on the CPU: equality, cancel, fence.
+	@$(BIN)/python -m pytest tests/e2e
+
+sim: install ## Seeded faults in virtual time: make sim SEEDS=1000.
+	@SPLITWAVE_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/sim
+
+bench: install ## Run the workloads in bench/ and write their results.
+	@$(BIN)/python -m bench.run
+
+gen: install ## Generate splitwave/v1alpha1 from proto/.
+	@$(BIN)/python scripts/gen.py splitwave/v1alpha1
+
+lint: install ## Ruff: rules and format.
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+type: install ## mypy, strict.
+	@$(BIN)/python -m mypy
+
+imports: install ## import-linter: the layers of the tree.
+	@$(BIN)/lint-imports
+
+fmt: install ## Format, and fix what ruff can fix.
+	@$(BIN)/ruff check --fix-only
+	@$(BIN)/ruff format
+	@$(BIN)/buf format --write proto
+
+contract-release: install ## Make today's proto the baseline that breaking changes are checked against.
+	@$(BIN)/buf build proto --output proto/baseline.binpb
+	@git --no-pager diff --stat -- proto/baseline.binpb
+
+news: install ## Show the changelog that the fragments would make.
+	@$(BIN)/towncrier build --draft --version unreleased
+
+clean: ## Remove caches and built files; the environments stay.
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
