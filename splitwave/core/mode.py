@@ -1,0 +1,228 @@
+"""Execution modes: how a pool's engines run, and which kinds of step they may execute.
+
+The table is the only source of an engine's execution arguments. A step of a kind that the group's
+mode does not name is a violation.
+"""
+
+import enum
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+class StepKind(enum.StrEnum):
+    """How one step of one rank was executed."""
+
+    EAGER = "eager"
+    """Operator by operator; any batch shape."""
+    EAGER_UBATCHED = "eager_ubatched"
+    """Eager, as two microbatches whose communication overlaps."""
+    COMPILED = "compiled"
+    """Code that torch.compile made, without a captured graph."""
+    FULL = "full"
+    """One replayed CUDA graph for the whole step."""
+    UBATCHED_FULL = "ubatched_full"
+    """One replayed CUDA graph that holds the two-microbatch interleave."""
+
+
+class Device(enum.StrEnum):
+    """What a mode's engines compute on."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that a machine or a build must have for a mode."""
+
+    name: str
+    words: str
+    """The need as an error message says it."""
+
+
+CPU_BUILD = Need("cpu_build", "vLLM's CPU build (the extra `cpu`)")
+GPU_BUILD = Need("gpu_build", "vLLM's CUDA build (the extra `gpu`)")
+GPU_PER_RANK = Need("gpu_per_rank", "one NVIDIA GPU of compute capability 9.0 for each rank")
+NVLINK = Need("nvlink", "NVLink between all GPUs of the group")
+DEEP_EP = Need("deep_ep", "the deep_ep package (sgl-deep-ep)")
+NVSHMEM = Need("nvshmem", "NVSHMEM with an RDMA or NVLink transport")
+WORST_TOKEN = Need(
+    "worst_token_dispatch", "the worst-token dispatch plugin, which this release does not have yet"
+)
+TWO_BATCH = Need(
+    "two_batch_overlap", "the two-batch-overlap plugin, which this release does not have yet"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """One row of the table."""
+
+    name: str
+    role: str
+    """`prefill` or `decode`."""
+    device: Device
+    summary: str
+    step_kinds: frozenset[StepKind]
+    vllm_args: Mapping[str, object] = field(default_factory=dict)
+    """Engine arguments by vLLM's names; nothing else sets these."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of the engine processes, and of the process that starts them."""
+    needs: tuple[Need, ...] = ()
+    excludes: tuple[str, ...] = ()
+    """Features that must be off, by name."""
+    expert_parallel: bool = False
+    """True if the mode exists only with expert parallelism over at least two ranks."""
+    capture_step_tokens: int | None = None
+    """Graph modes: distance of neighbouring capture sizes, tokens a rank."""
+
+    @property
+    def captures_graphs(self) -> bool:
+        """True if steps replay captured CUDA graphs, so a batch must fit a captured size."""
+        return self.capture_step_tokens is not None
+
+
+_CPU_ENV = {
+    "SPLITWAVE_FORK": "1",
+    "SPLITWAVE_NIXL_PROGRESS_THREAD": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+"""Engines are forked from a process that has imported vLLM already, without a worker process of
+their own; NIXL's progress thread would take a core for itself; ranks share the cores."""
+
+_CPU_ARGS = {
+    "all2all_backend": "allgather_reducescatter",
+    "distributed_executor_backend": "uni",
+    "async_scheduling": False,
+}
+_NEVER = ("speculative_decoding", "eplb", "lora", "pipeline_parallel")
+_GRAPH_NEEDS = (GPU_BUILD, GPU_PER_RANK)
+_GRAPH_EXCLUDES = (*_NEVER, "prefix_caching", "breakable_graphs")
+
+
+def _cpu(name: str, kind: StepKind, summary: str) -> Mode:
+    """Describe a mode of the embedded default."""
+    role = name.partition("_")[0]
+    return Mode(
+        name=name,
+        role=role,
+        device=Device.CPU,
+        summary=summary,
+        step_kinds=frozenset({kind}),
+        vllm_args=MappingProxyType(_CPU_ARGS | {"enforce_eager": kind is StepKind.EAGER}),
+        env=MappingProxyType(_CPU_ENV),
+        needs=(CPU_BUILD,),
+        excludes=_NEVER if role == "prefill" else (*_NEVER, "prefix_caching"),
+    )
+
+
+def _graph(name: str, backend: str, summary: str, needs: tuple[Need, ...] = ()) -> Mode:
+    """Describe a decode mode whose every step is one replayed graph."""
+    return Mode(
+        name=name,
+        role="decode",
+        device=Device.GPU,
+        summary=summary,
+        step_kinds=frozenset({StepKind.FULL}),
+        vllm_args=MappingProxyType(
+            {
+                "all2all_backend": backend,
+                "async_scheduling": True,
+                "enforce_eager": False,
+                "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"},
+            }
+        ),
+        needs=(*_GRAPH_NEEDS, *needs),
+        excludes=_GRAPH_EXCLUDES,
+        expert_parallel=True,
+        capture_step_tokens=8,
+    )
+
+
+_TABLE = (
+    Mode(
+        name="prefill_eager_ht",
+        role="prefill",
+        device=Device.GPU,
+        summary="eager steps, DeepEP high-throughput all-to-all",
+        step_kinds=frozenset({StepKind.EAGER, StepKind.EAGER_UBATCHED}),
+        vllm_args=MappingProxyType(
+            {
+                "all2all_backend": "deepep_high_throughput",
+                "async_scheduling": True,
+                "enforce_eager": True,
+            }
+        ),
+        needs=(GPU_BUILD, GPU_PER_RANK, NVLINK, DEEP_EP),
+        excludes=_NEVER,
+        expert_parallel=True,
+    ),
+    _graph(
+        "decode_graph_ht",
+        "deepep_high_throughput",
+        "attention, worst-token dispatch, experts and combine in one graph a shape",
+        (NVLINK, DEEP_EP, WORST_TOKEN),
+    ),
+    Mode(
+        name="decode_graph_ht_tbo",
+        role="decode",
+        device=Device.GPU,
+        summary="decode_graph_ht with the two-microbatch interleave inside the graph",
+        step_kinds=frozenset({StepKind.UBATCHED_FULL, StepKind.FULL}),
+        vllm_args=MappingProxyType(
+            {
+                "all2all_backend": "deepep_high_throughput",
+                "async_scheduling": True,
+                "enforce_eager": False,
+                "enable_dbo": True,
+                "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"},
+            }
+        ),
+        # With microbatches vLLM would fall back to its first model runner.
+        env=MappingProxyType({"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+        needs=(*_GRAPH_NEEDS, NVLINK, DEEP_EP, WORST_TOKEN, TWO_BATCH),
+        excludes=_GRAPH_EXCLUDES,
+        expert_parallel=True,
+        capture_step_tokens=32,
+    ),
+    _graph(
+        "decode_graph_ag",
+        "allgather_reducescatter",
+        "one graph a shape over all-gather and reduce-scatter",
+    ),
+    _graph(
+        "decode_graph_ll",
+        "deepep_low_latency",
+        "one graph a shape over DeepEP low-latency all-to-all",
+        (DEEP_EP, NVSHMEM),
+    ),
+    _cpu("prefill_cpu_eager", StepKind.EAGER, "the embedded default's prefill, eager on the CPU"),
+    _cpu("decode_cpu_eager", StepKind.EAGER, "the embedded default's decode, eager on the CPU"),
+    _cpu(
+        "decode_cpu_compiled",
+        StepKind.COMPILED,
+        "decode on the CPU through torch.compile: slow to start, about twice as fast a step",
+    ),
+)
+
+MODES: Mapping[str, Mode] = MappingProxyType({mode.name: mode for mode in _TABLE})
+"""Every execution mode, by name."""
+
+
+class UnknownModeError(ValueError):
+    """No mode of that name is in the table."""
+
+
+def lookup(name: str) -> Mode:
+    """Return the mode called `name`; UnknownModeError lists those that exist."""
+    try:
+        return MODES[name]
+    except KeyError:
+        known = ", ".join(sorted(MODES))
+        raise UnknownModeError(f"mode: unknown mode {name!r}; known modes are {known}") from None
+
+
+def missing_needs(mode: Mode, facts: Collection[str]) -> list[str]:
+    """Say in words what `mode` needs and `facts`, the names of needs that are met, lack."""
+    return [need.words for need in mode.needs if need.name not in facts]

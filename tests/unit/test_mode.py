@@ -1,0 +1,81 @@
+"""The table of execution modes."""
+
+import pytest
+
+from splitwave.core.mode import (
+    CPU_BUILD,
+    DEEP_EP,
+    GPU_BUILD,
+    GPU_PER_RANK,
+    MODES,
+    NVLINK,
+    Device,
+    Mode,
+    StepKind,
+    UnknownModeError,
+    lookup,
+    missing_needs,
+)
+
+DESIGNED = {
+    "prefill_eager_ht": {StepKind.EAGER, StepKind.EAGER_UBATCHED},
+    "decode_graph_ht": {StepKind.FULL},
+    "decode_graph_ht_tbo": {StepKind.UBATCHED_FULL, StepKind.FULL},
+    "decode_graph_ag": {StepKind.FULL},
+    "decode_graph_ll": {StepKind.FULL},
+    "prefill_cpu_eager": {StepKind.EAGER},
+    "decode_cpu_eager": {StepKind.EAGER},
+    "decode_cpu_compiled": {StepKind.COMPILED},
+}
+
+
+def test_the_table_names_each_mode_with_its_step_kinds() -> None:
+    assert {name: set(mode.step_kinds) for name, mode in MODES.items()} == DESIGNED
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
+def test_a_mode_is_whole(mode: Mode) -> None:
+    row = lookup(mode.name)
+
+    assert row.name.startswith(f"{row.role}_")
+    assert row.role in ("prefill", "decode")
+    assert row.needs
+    assert isinstance(row.vllm_args["enforce_eager"], bool)
+    assert row.captures_graphs == (StepKind.FULL in row.step_kinds)
+
+
+@pytest.mark.parametrize("mode", [m for m in MODES.values() if m.captures_graphs])
+def test_a_graph_mode_never_runs_eagerly(mode: Mode) -> None:
+    row = lookup(mode.name)
+
+    assert row.vllm_args["enforce_eager"] is False
+    assert row.vllm_args["compilation_config"] == {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    assert "breakable_graphs" in row.excludes
+    assert row.device is Device.GPU
+
+
+@pytest.mark.parametrize("mode", [m for m in MODES.values() if m.role == "decode"])
+def test_decode_excludes_the_prefix_cache(mode: Mode) -> None:
+    assert "prefix_caching" in lookup(mode.name).excludes
+
+
+def test_an_unknown_mode_is_refused_with_the_known_names() -> None:
+    with pytest.raises(UnknownModeError, match=r"decode_fast.*decode_cpu_eager.*prefill_eager_ht"):
+        lookup("decode_fast")
+
+
+def test_missing_needs_are_said_in_words() -> None:
+    met = {GPU_BUILD.name, GPU_PER_RANK.name}
+
+    assert missing_needs(lookup("prefill_eager_ht"), met) == [NVLINK.words, DEEP_EP.words]
+
+
+def test_a_machine_with_all_needs_lacks_nothing() -> None:
+    assert missing_needs(lookup("decode_cpu_eager"), {CPU_BUILD.name}) == []
+
+
+def test_a_gpu_mode_is_unusable_on_the_cpu_build() -> None:
+    for mode in MODES.values():
+        missing = missing_needs(mode, {CPU_BUILD.name})
+
+        assert bool(missing) is (mode.device is Device.GPU)
