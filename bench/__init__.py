@@ -1,0 +1,1 @@
+"""Workloads, runners and the report made from their results."""
