@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # Programs of the environment (buf, protoc plugins) are found by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help venv install demo test test-fast test-py312 e2e unit sim bench gen lint type imports fmt contract-release news clean
+.PHONY: help venv install demo test test-fast test-py312 e2e sim bench gen lint type imports fmt contract-release news clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -52,7 +52,7 @@ test-py312: ## The tests that need no torch, on Python 3.12; skipped loudly wher
 
 .PHONY: run-py312
 run-py312: $(TOOLS312)
-	@$(VENV312)/bin/python -m mypy
+	@$(VENV312)/bin/python -m mypy --cache-dir .mypy_cache/py312
 	@PATH="$(CURDIR)/$(VENV312)/bin:$$PATH" $(VENV312)/bin/python -m pytest tests/test_tidy.py tests/unit tests/contract tests/sim tests/integration
 
 e2e: install ## Real vLLM engines on the CPU: equality, cancel, fence.
