@@ -11,7 +11,7 @@ import selectors
 from collections.abc import Coroutine, Iterator
 from pathlib import PurePath
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar  # Any: as asyncio types a coroutine's yields
 
 T = TypeVar("T")
 
@@ -61,7 +61,6 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 def run(
-    # asyncio itself types what a coroutine yields and is sent as Any.
     main: Coroutine[Any, Any, T],
     seed: int = 0,
     *,
