@@ -1,0 +1,1 @@
+"""Expert parallelism on the CPU build of vLLM, and engines that start fast on a laptop."""

@@ -1,0 +1,29 @@
+"""vLLM's CPU platform, with our communicator and, if asked for, forked engines."""
+
+import os
+from typing import Any
+
+from vllm.platforms.cpu import CpuPlatform
+
+from splitwave.engine.vllm.switches import fork_wanted
+
+
+class SplitwaveCpuPlatform(CpuPlatform):
+    """Still the CPU to vLLM (`is_cpu()` holds), so it picks its own CPU worker and kernels."""
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """Class path of the communicator that can gather and scatter uneven rows."""
+        return "splitwave.engine.vllm.cpu.communicator.CpuEpCommunicator"
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:  # vLLM's VllmConfig
+        """Undo two of vLLM's choices when engines are to be forked.
+
+        It forces spawned processes and a worker process of its own, to pin OpenMP threads.
+        Each costs an import of a quarter of a minute. Called in the front and in each engine.
+        """
+        super().check_and_update_config(vllm_config)
+        if fork_wanted():
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+            vllm_config.parallel_config.distributed_executor_backend = "uni"

@@ -1,0 +1,41 @@
+"""Entry points that vLLM calls in each of its processes: front, engine core and workers.
+
+Nothing is imported from vLLM until they are called: vLLM asks for the platform while it is
+itself being imported.
+"""
+
+import contextlib
+
+CPU_PLATFORM = "splitwave.engine.vllm.cpu.platform.SplitwaveCpuPlatform"
+
+
+def platform() -> str | None:
+    """Our CPU platform's class path, or None where vLLM would not choose its plain CPU platform.
+
+    So a GPU installation is left alone, and so are CPU platforms that are special in other ways.
+    """
+    from vllm.platforms import builtin_platform_plugins
+
+    chosen: dict[str, str] = {}
+    for name, detect in builtin_platform_plugins.items():
+        with contextlib.suppress(Exception):  # as vLLM: what cannot be detected is not here
+            if path := detect():
+                chosen[name] = path
+    return CPU_PLATFORM if chosen == {"cpu": "vllm.platforms.cpu.CpuPlatform"} else None
+
+
+def register() -> None:
+    """Wrap vLLM where this process needs it. Idempotent; raises SeamBroken if it does not fit."""
+    from vllm.platforms import current_platform
+
+    from splitwave.engine.vllm import core_calls, progress_thread, seams, steps
+
+    seams.check_seams(seams.EVERYWHERE)
+    core_calls.install()
+    steps.install()
+    progress_thread.install()
+    if current_platform.is_cpu():
+        from splitwave.engine.vllm.cpu import moe
+
+        seams.check_seams(seams.CPU)
+        moe.install()

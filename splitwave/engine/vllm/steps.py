@@ -1,0 +1,138 @@
+"""Executed steps by kind, and tokens that were computed as prefill, counted where they run.
+
+The counter lives in each worker process. vLLM's worker brackets a step; the forward context
+that is opened inside it says how the model runs.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+_MARK = "splitwave_installed"
+
+
+class StepCounter:
+    """What one worker has executed since it started serving; warm-up and capture do not count."""
+
+    def __init__(self) -> None:
+        self.steps_by_kind: dict[str, int] = {}
+        self.dummy_steps = 0
+        self.prefill_tokens_computed = 0
+        self._kind: str | None = None
+        self._prompt_left: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """A step begins: the next forward context is its own."""
+        self._kind = None
+
+    def saw_forward(self, kind: str) -> None:
+        """The model runs as `kind`. The first of a step counts: a drafter's follows the model's."""
+        if self._kind is None:
+            self._kind = kind
+
+    def end(self, *, is_dummy: bool) -> None:
+        """The step has run. `unseen` would be a forward that opened no context."""
+        kind = self._kind or "unseen"
+        self.steps_by_kind[kind] = self.steps_by_kind.get(kind, 0) + 1
+        self.dummy_steps += is_dummy
+
+    def count_decode(self, scheduler_output: Any) -> None:  # vLLM's SchedulerOutput
+        """Add tokens beyond one a request, speculated ones not counted."""
+        speculated = scheduler_output.scheduled_spec_decode_tokens
+        self.prefill_tokens_computed += sum(
+            count - 1 - len(speculated.get(request_id, ()))
+            for request_id, count in scheduler_output.num_scheduled_tokens.items()
+            if count > 1
+        )
+
+    def count_prompt(self, scheduler_output: Any) -> None:  # vLLM's SchedulerOutput
+        """Add prompt tokens; those that a prefix cache or a pull brought are not computed."""
+        for new in scheduler_output.scheduled_new_reqs:
+            self._prompt_left[new.req_id] = len(new.prompt_token_ids) - new.num_computed_tokens
+        for request_id, count in scheduler_output.num_scheduled_tokens.items():
+            left = self._prompt_left.pop(request_id, 0)
+            self.prefill_tokens_computed += min(left, count)
+            if left > count:
+                self._prompt_left[request_id] = left - count
+        for request_id in scheduler_output.finished_req_ids:
+            self._prompt_left.pop(request_id, None)
+
+    def report(self) -> dict[str, Any]:  # a message of plain values
+        """The counts, as EngineCore's utility answers them."""
+        return {
+            "steps_by_kind": dict(self.steps_by_kind),
+            "dummy_steps": self.dummy_steps,
+            "prefill_tokens_computed": self.prefill_tokens_computed,
+        }
+
+
+def step_kind(context: Any, *, is_compiled: bool) -> str:
+    """Step kind (`splitwave.core.mode.StepKind`) of a forward context of vLLM.
+
+    `is_compiled`: the model was built by torch.compile, graphs or not.
+    """
+    graph = context.cudagraph_runtime_mode.name
+    if graph == "FULL":
+        return "full" if context.ubatch_slices is None else "ubatched_full"
+    if graph == "PIECEWISE":
+        kind = "piecewise"
+    else:
+        kind = "compiled" if is_compiled and not context.skip_compiled else "eager"
+    return kind if context.ubatch_slices is None else f"{kind}_ubatched"
+
+
+_counter = StepCounter()
+
+
+def install() -> None:
+    """Count the steps of this process's worker. Idempotent."""
+    from vllm import forward_context
+    from vllm.v1.worker.gpu_worker import Worker
+
+    if getattr(Worker, _MARK, False):
+        return
+    setattr(Worker, _MARK, True)
+    forward_context.create_forward_context = _observed(forward_context.create_forward_context)
+    Worker.execute_model = _counted(Worker.execute_model)
+    Worker.execute_dummy_batch = _counted_dummy(Worker.execute_dummy_batch)
+    Worker.splitwave_steps = lambda _worker: _counter.report()
+
+
+def _observed(create: Callable[..., Any]) -> Callable[..., Any]:
+    from vllm.config import CompilationMode
+
+    @functools.wraps(create)
+    def created(attn_metadata: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:  # vLLM's
+        context = create(attn_metadata, vllm_config, *args, **kwargs)
+        is_compiled = vllm_config.compilation_config.mode != CompilationMode.NONE
+        _counter.saw_forward(step_kind(context, is_compiled=is_compiled))
+        return context
+
+    return created
+
+
+def _counted(execute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    @functools.wraps(execute)
+    def executed(self: Any, scheduler_output: Any) -> Any:  # vLLM's Worker and what it returns
+        _counter.begin()
+        result = execute(self, scheduler_output)
+        if scheduler_output.total_num_scheduled_tokens > 0:
+            _counter.end(is_dummy=False)
+            transfer = self.vllm_config.kv_transfer_config
+            if transfer is not None and transfer.kv_role == "kv_consumer":
+                _counter.count_decode(scheduler_output)
+            else:
+                _counter.count_prompt(scheduler_output)
+        return result
+
+    return executed
+
+
+def _counted_dummy(execute: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(execute)
+    def executed(self: Any) -> None:  # vLLM's Worker
+        _counter.begin()
+        execute(self)
+        _counter.end(is_dummy=True)
+
+    return executed
