@@ -3,10 +3,16 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Set
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.conftest import HAS_TORCH
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,6 +127,33 @@ def test_only_the_adapter_and_the_demo_model_know_torch_and_vllm() -> None:
     heavy = {name: found & HEAVY for name, found in sources("splitwave", "services")}
 
     assert {n: f for n, f in heavy.items() if f and not n.startswith(MAY_IMPORT_HEAVY)} == {}
+
+
+def undeclared(found: set[str], declared: Set[str]) -> set[str]:
+    """Return the imported names that belong to no declared dependency."""
+    ours = {"services", "splitwave"} | sys.stdlib_module_names
+    providers = packages_distributions()
+    return {
+        name
+        for name in found - ours
+        if not {canonicalize_name(owner) for owner in providers.get(name, [])} & declared
+    }
+
+
+def test_what_is_imported_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    core = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    extra = project["optional-dependencies"]["cpu"]
+    engines = core | {canonicalize_name(Requirement(line).name) for line in extra}
+
+    stray = {
+        name: undeclared(found - HEAVY, engines if name.startswith(MAY_IMPORT_HEAVY) else core)
+        for name, found in sources("splitwave", "services")
+        if HAS_TORCH or not name.startswith(MAY_IMPORT_HEAVY)
+    }
+
+    assert {name: found for name, found in stray.items() if found} == {}
+    assert undeclared({"yaml", "grpc", "asyncio"}, core) == {"yaml"}
 
 
 def test_an_import_inside_a_function_is_seen(tmp_path: Path) -> None:
