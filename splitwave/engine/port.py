@@ -143,6 +143,9 @@ class StepOutputs:
     running: int | None = None
     waiting: int | None = None
     blocks_used: int | None = None
+    pulls_ended: Sequence[str] = ()
+    """Decode: requests that were aborted before their first output and of whose handoff nothing
+    is read any more, since the transfer has ended or never began. Once each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
