@@ -41,6 +41,8 @@ CORE_MAY_IMPORT = {
 HEAVY = {"deep_ep", "nixl", "safetensors", "torch", "transformers", "vllm"}
 """What takes seconds to import, or is not there on every machine."""
 
+PROVIDERS = packages_distributions()
+
 MAY_IMPORT_HEAVY = ("splitwave.engine.vllm", "splitwave.demo_model")
 
 
@@ -132,11 +134,10 @@ def test_only_the_adapter_and_the_demo_model_know_torch_and_vllm() -> None:
 def undeclared(found: set[str], declared: Set[str]) -> set[str]:
     """Return the imported names that belong to no declared dependency."""
     ours = {"services", "splitwave"} | sys.stdlib_module_names
-    providers = packages_distributions()
     return {
         name
         for name in found - ours
-        if not {canonicalize_name(owner) for owner in providers.get(name, [])} & declared
+        if not {canonicalize_name(owner) for owner in PROVIDERS.get(name, [])} & declared
     }
 
 
