@@ -1,0 +1,339 @@
+"""Settings of one engine group, checked and turned into vLLM's arguments. Imports no vLLM.
+
+How steps are executed comes from `splitwave.core.mode`; everything else comes from here.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from splitwave.core.mode import Device, Mode, UnknownModeError, lookup
+from splitwave.engine.port import Role
+
+CONNECTOR = "SplitwaveNixlConnector"
+CONNECTOR_MODULE = "splitwave.engine.vllm.connector"
+GUARD = "splitwave.engine.vllm.guard.GuardScheduler"
+GUARD_ASYNC = "splitwave.engine.vllm.guard.AsyncGuardScheduler"
+
+KV_BYTES_MIN = 64 * 2**20
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+LOGPROBS_MAX = 20
+PORT_MIN, PORT_MAX = 1024, 65535
+CPU_BLOCK_STEP_TOKENS = 32
+"""vLLM's CPU attention is written for blocks of a multiple of this."""
+
+FORBIDDEN_ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "it overrides kv_cache_bytes",
+    "VLLM_TARGET_DEVICE": "with it vLLM ignores Splitwave's platform plugin",
+}
+"""Variables that would silently undo a setting, and what each would do."""
+
+
+class SettingsError(ValueError):
+    """A setting that cannot work. The message names the field and the fix."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmGroupSettings:
+    """One group of vLLM engines on this host. Times in seconds, sizes in bytes or tokens."""
+
+    role: Role
+    mode: str
+    """An execution mode of `splitwave.core.mode` for this role."""
+    model_path: Path
+    """A model directory as transformers saves it."""
+    served_model: str
+    group_id: str
+    epoch: int
+    log_dir: Path
+    """Engine processes write their output here, one file a rank."""
+    ranks: int = 1
+    """Data-parallel ranks."""
+    tensor_parallel: int = 1
+    expert_parallel: bool = False
+    dtype: str = "float32"
+    block_size_tokens: int = 32
+    kv_cache_bytes: int | None = None
+    """KV cache of one rank. None: room for a quarter of the seats at full length, 64 MiB at least;
+    on GPUs what vLLM finds free."""
+    blocks_override: int | None = None
+    """Exact number of KV blocks of one rank, to force scarcity."""
+    seats_max: int = 16
+    model_len_max_tokens: int = 1024
+    batch_max_tokens: int = 2048
+    lease_ttl_s: int = 30
+    """How long prefill holds a finished prompt's blocks. vLLM counts in whole seconds."""
+    side_channel_host: str = "127.0.0.1"
+    side_channel_port: int = 5600
+    """First of `ranks` ports on which ranks describe their memory to the other side."""
+    data_parallel_rpc_port: int | None = None
+    threads_per_rank: int = 1
+    prefix_caching: bool = False
+    """Prefill only: share the KV of equal prompt beginnings."""
+    seed: int = 0
+    start_timeout_s: float = 300.0
+    close_grace_s: float = 5.0
+    """Given to engine processes to end by themselves before they are killed."""
+
+    @property
+    def side_channel_ports(self) -> range:
+        """The ports that this group's ranks listen on."""
+        return range(self.side_channel_port, self.side_channel_port + self.ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What the settings are checked against, read from the model's config.json."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    experts: int
+    """0 for a dense model."""
+    length_max_tokens: int
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Bytes of keys and values of one token over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+
+
+def read_shape(model_path: Path) -> ModelShape:
+    """Read a model directory's config.json; SettingsError if it is not one of a decoder model."""
+    path = model_path / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise SettingsError(
+            "model_path", f"{path} does not exist; give the directory of a saved model"
+        ) from None
+    except ValueError as error:
+        raise SettingsError("model_path", f"{path} is not JSON: {error}") from None
+    try:
+        heads = config["num_attention_heads"]
+        return ModelShape(
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            experts=_experts(config),
+            length_max_tokens=config["max_position_embeddings"],
+        )
+    except KeyError as error:
+        raise SettingsError("model_path", f"{path} lacks {error}: not a decoder model") from None
+
+
+def _experts(config: Mapping[str, object]) -> int:
+    """Count the routed experts of a layer, by whichever name the architecture uses."""
+    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        if isinstance(found := config.get(name), int):
+            return found
+    return 0
+
+
+def check(settings: VllmGroupSettings, environ: Mapping[str, str]) -> Mode:
+    """Return the mode of settings that can work on their model; SettingsError otherwise."""
+    mode = _check_mode(settings)
+    shape = read_shape(settings.model_path)
+    _check_sizes(settings, shape)
+    _check_parallel(settings, mode, shape)
+    _check_ports(settings)
+    if mode.device is Device.CPU:
+        _check_cpu(settings)
+    for name, harm in FORBIDDEN_ENV.items():
+        if environ.get(name):
+            raise SettingsError(name, f"is set in the environment; unset it: {harm}")
+    return mode
+
+
+def _check_mode(settings: VllmGroupSettings) -> Mode:
+    """Check that the mode exists, serves the role and allows the features asked for."""
+    try:
+        mode = lookup(settings.mode)
+    except UnknownModeError as error:
+        raise SettingsError("mode", str(error).removeprefix("mode: ")) from None
+    if mode.role != settings.role:
+        raise SettingsError(
+            "mode", f"{mode.name} is a {mode.role} mode; this group's role is {settings.role}"
+        )
+    if settings.prefix_caching and "prefix_caching" in mode.excludes:
+        raise SettingsError("prefix_caching", f"must be off in mode {mode.name}")
+    return mode
+
+
+def _check_sizes(settings: VllmGroupSettings, shape: ModelShape) -> None:
+    """Check counts and lengths against each other and against the model."""
+    for name in ("ranks", "tensor_parallel", "seats_max", "threads_per_rank", "lease_ttl_s",
+                 "block_size_tokens", "model_len_max_tokens"):  # fmt: skip
+        if getattr(settings, name) < 1:
+            raise SettingsError(name, f"is {getattr(settings, name)}; must be at least 1")
+    if settings.dtype not in DTYPE_BYTES:
+        raise SettingsError("dtype", f"{settings.dtype!r} is none of {', '.join(DTYPE_BYTES)}")
+    if settings.model_len_max_tokens > shape.length_max_tokens:
+        raise SettingsError(
+            "model_len_max_tokens",
+            f"is {settings.model_len_max_tokens}; the model ends at {shape.length_max_tokens}",
+        )
+    if settings.batch_max_tokens < settings.seats_max:
+        raise SettingsError(
+            "batch_max_tokens",
+            f"is {settings.batch_max_tokens}; must be at least seats_max, {settings.seats_max}",
+        )
+    needed = blocks_for(settings.model_len_max_tokens, settings) + 1
+    if settings.blocks_override is not None and settings.blocks_override < needed:
+        raise SettingsError(
+            "blocks_override",
+            f"is {settings.blocks_override}; one request of model_len_max_tokens needs {needed}",
+        )
+    room = kv_cache_bytes(settings, shape) // block_bytes(settings, shape)
+    if settings.blocks_override is None and room < needed:
+        raise SettingsError(
+            "kv_cache_bytes",
+            f"holds {room} blocks; one request of model_len_max_tokens needs {needed}: "
+            f"give {needed * block_bytes(settings, shape)} or more, or shorten the length",
+        )
+
+
+def _check_parallel(settings: VllmGroupSettings, mode: Mode, shape: ModelShape) -> None:
+    """Check that the model can be split as asked."""
+    if shape.heads % settings.tensor_parallel:
+        fits = [n for n in range(1, shape.heads + 1) if shape.heads % n == 0]
+        raise SettingsError(
+            "tensor_parallel",
+            f"{settings.tensor_parallel} does not divide the model's {shape.heads} attention "
+            f"heads; use one of {fits}, or scale with ranks",
+        )
+    if not settings.expert_parallel:
+        if mode.expert_parallel:
+            raise SettingsError("expert_parallel", f"must be on in mode {mode.name}")
+        return
+    if settings.ranks < 2:
+        raise SettingsError("ranks", "expert parallelism needs at least 2 ranks; or switch it off")
+    if shape.experts == 0:
+        raise SettingsError("expert_parallel", "the model is dense; switch it off")
+    if shape.experts % settings.ranks:
+        raise SettingsError(
+            "ranks", f"{settings.ranks} does not divide the model's {shape.experts} experts"
+        )
+
+
+def _check_ports(settings: VllmGroupSettings) -> None:
+    """Check that all side channel ports are in range."""
+    ports = settings.side_channel_ports
+    if ports[0] < PORT_MIN or ports[-1] > PORT_MAX:
+        raise SettingsError(
+            "side_channel_port",
+            f"ranks would listen on {ports[0]} to {ports[-1]}; "
+            f"choose one so that all are within {PORT_MIN} to {PORT_MAX}",
+        )
+
+
+def _check_cpu(settings: VllmGroupSettings) -> None:
+    """Check what only vLLM's CPU build asks for."""
+    if settings.block_size_tokens % CPU_BLOCK_STEP_TOKENS:
+        raise SettingsError(
+            "block_size_tokens",
+            f"is {settings.block_size_tokens}; on the CPU use a multiple of "
+            f"{CPU_BLOCK_STEP_TOKENS}",
+        )
+    if settings.tensor_parallel > 1:
+        raise SettingsError(
+            "tensor_parallel", "CPU modes run one process a rank; use 1 and scale with ranks"
+        )
+
+
+def blocks_for(tokens: int, settings: VllmGroupSettings) -> int:
+    """Count the KV blocks that hold `tokens`."""
+    return math.ceil(tokens / settings.block_size_tokens)
+
+
+def block_bytes(settings: VllmGroupSettings, shape: ModelShape) -> int:
+    """Return the bytes of one KV block of one rank."""
+    return settings.block_size_tokens * shape.kv_bytes_per_token(settings.dtype)
+
+
+def kv_cache_bytes(settings: VllmGroupSettings, shape: ModelShape) -> int:
+    """Return the KV cache size of one rank: as set, or room for a quarter of the seats."""
+    if settings.kv_cache_bytes is not None:
+        return settings.kv_cache_bytes
+    full_length = blocks_for(settings.model_len_max_tokens, settings) + 1
+    seats = math.ceil(settings.seats_max / 4)
+    return max(KV_BYTES_MIN, seats * full_length * block_bytes(settings, shape))
+
+
+def capture_sizes(settings: VllmGroupSettings, mode: Mode) -> list[int]:
+    """List the batch sizes to capture: dense, and the largest holds every seat."""
+    assert mode.capture_step_tokens is not None
+    step = mode.capture_step_tokens
+    return list(range(step, step * math.ceil(settings.seats_max / step) + 1, step))
+
+
+def transfer_arguments(settings: VllmGroupSettings) -> dict[str, object]:
+    """Return the fields of vLLM's KVTransferConfig."""
+    prefill = settings.role is Role.PREFILL
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": "kv_producer" if prefill else "kv_consumer",
+        # A decode engine must never compute a prompt because a pull failed.
+        "kv_load_failure_policy": "fail",
+        "kv_connector_extra_config": {"kv_lease_duration": settings.lease_ttl_s},
+    }
+
+
+def engine_arguments(settings: VllmGroupSettings, mode: Mode) -> dict[str, object]:
+    """Return vLLM's engine arguments by name, all but the KV transfer configuration."""
+    arguments = dict(mode.vllm_args) | {
+        "model": str(settings.model_path),
+        "served_model_name": settings.served_model,
+        # Pools take and give token ids; tokenizers are the router's.
+        "skip_tokenizer_init": True,
+        "dtype": settings.dtype,
+        "seed": settings.seed,
+        "data_parallel_size": settings.ranks,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "enable_expert_parallel": settings.expert_parallel,
+        "block_size": settings.block_size_tokens,
+        "num_gpu_blocks_override": settings.blocks_override,
+        "max_num_seqs": settings.seats_max,
+        "max_model_len": settings.model_len_max_tokens,
+        "max_num_batched_tokens": settings.batch_max_tokens,
+        "enable_prefix_caching": settings.prefix_caching,
+        "max_logprobs": LOGPROBS_MAX,
+    }
+    if mode.device is Device.CPU or settings.kv_cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = kv_cache_bytes(
+            settings, read_shape(settings.model_path)
+        )
+    if settings.data_parallel_rpc_port is not None:
+        arguments["data_parallel_rpc_port"] = settings.data_parallel_rpc_port
+    if settings.role is Role.PREFILL:
+        arguments["scheduling_policy"] = "priority"
+    else:
+        arguments["scheduler_cls"] = GUARD_ASYNC if mode.vllm_args["async_scheduling"] else GUARD
+    if mode.captures_graphs:
+        compilation = mode.vllm_args["compilation_config"]
+        assert isinstance(compilation, Mapping)
+        arguments["compilation_config"] = dict(compilation) | {
+            "cudagraph_capture_sizes": capture_sizes(settings, mode)
+        }
+    return arguments
+
+
+def environment(settings: VllmGroupSettings, mode: Mode) -> dict[str, str]:
+    """Return the variables that engine processes are started with."""
+    threads = str(settings.threads_per_rank)
+    return dict(mode.env) | {
+        "OMP_NUM_THREADS": threads,
+        "VLLM_HOST_IP": settings.side_channel_host,
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.side_channel_host,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(settings.side_channel_port),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }

@@ -1,0 +1,260 @@
+"""Start and stop a group's processes: one engine process a rank, and vLLM's DP coordinator.
+
+Engines are forked from this process after one import of vLLM, from the thread that calls, which
+must be the main one (the kernel kills a child when the thread that forked it ends). gRPC must not
+have been initialised by then: a fork does not carry its threads.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from multiprocessing.process import BaseProcess
+from typing import Any  # vLLM's configuration and client are untyped here
+
+from splitwave.core.mode import CPU_BUILD, GPU_BUILD, Device, Mode, missing_needs
+from splitwave.engine.port import EngineDied
+from splitwave.engine.vllm.config import (
+    SettingsError,
+    VllmGroupSettings,
+    engine_arguments,
+    transfer_arguments,
+)
+from splitwave.engine.vllm.logs import COORDINATOR, ProcessLogs
+
+POLL_S = 0.2
+KILL_WAIT_S = 5.0
+
+Progress = Callable[[int, str], None]
+"""Called with a rank and words for how far its start has come."""
+
+
+def build_config(settings: VllmGroupSettings, mode: Mode) -> Any:
+    """Make vLLM's configuration; SettingsError if vLLM refuses it."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    check_build(mode)
+    try:
+        arguments = AsyncEngineArgs(
+            **engine_arguments(settings, mode),
+            kv_transfer_config=KVTransferConfig(**transfer_arguments(settings)),
+        )
+        return arguments.create_engine_config()
+    except (ValueError, NotImplementedError) as error:
+        raise SettingsError("mode", f"vLLM refuses the configuration: {error}") from error
+
+
+def check_build(mode: Mode) -> None:
+    """Raise SettingsError unless vLLM runs on the mode's device, as Splitwave's plugin has it."""
+    from vllm.platforms import current_platform
+
+    build = CPU_BUILD if current_platform.is_cpu() else GPU_BUILD
+    device_needs = [need for need in mode.needs if need in (CPU_BUILD, GPU_BUILD)]
+    if build not in device_needs:
+        raise SettingsError(
+            "mode", f"{mode.name} needs {', '.join(missing_needs(mode, {build.name}))}"
+        )
+    if mode.device is Device.CPU and not type(current_platform).__module__.startswith("splitwave"):
+        raise SettingsError(
+            "mode", "vLLM did not load Splitwave's platform plugin; VLLM_PLUGINS must list it"
+        )
+
+
+def check_ports(settings: VllmGroupSettings) -> None:
+    """Raise SettingsError if a port that a rank will listen on is taken."""
+    for rank, port in enumerate(settings.side_channel_ports):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((settings.side_channel_host, port))
+            except OSError as error:
+                raise SettingsError(
+                    "side_channel_port",
+                    f"rank {rank} cannot listen on {settings.side_channel_host}:{port} "
+                    f"({error.strerror}); choose another",
+                ) from error
+
+
+class Processes:
+    """The processes of one group, from their fork to their end."""
+
+    def __init__(self, settings: VllmGroupSettings, vllm_config: Any) -> None:
+        self._settings = settings
+        self._vllm_config = vllm_config
+        self.logs = ProcessLogs(settings.log_dir, settings.group_id, settings.epoch, settings.ranks)
+        self.died: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
+        """Resolved with what happened when a process ends before `close`."""
+        self._launch: Any = None
+        self._starting: Any = None
+        self._watched: list[tuple[int | str, BaseProcess]] = []
+        self._closing = False
+
+    def fork(self) -> dict[str, Any]:
+        """Start all processes and return the addresses that a client binds to.
+
+        Blocks for the forks alone, some milliseconds each.
+        """
+        from vllm.v1.engine.utils import (
+            EngineZmqAddresses,
+            get_engine_zmq_bind_addresses,
+            launch_core_engines,
+        )
+        from vllm.v1.executor import Executor
+
+        bind = get_engine_zmq_bind_addresses(self._vllm_config)
+        addresses = EngineZmqAddresses(inputs=bind.inputs, outputs=bind.outputs)
+        self._starting = launch_core_engines(
+            self._vllm_config, Executor.get_class(self._vllm_config), False, addresses
+        )
+        with self.logs.capturing():
+            self._launch = self._starting.__enter__()
+        self._watch()
+        return {
+            "input_address": addresses.inputs[0],
+            "output_address": addresses.outputs[0],
+            "stats_update_address": addresses.frontend_stats_publish_address,
+        }
+
+    def _watch(self) -> None:
+        """Notice the end of any process at once. vLLM itself does not watch the coordinator."""
+        self._watched = list(enumerate(self._launch.engine_manager.processes))
+        if self._launch.coordinator is not None:
+            self._watched.append((COORDINATOR, self._launch.coordinator.proc))
+        loop = asyncio.get_running_loop()
+        for who, process in self._watched:
+            loop.add_reader(process.sentinel, self._on_end, who, process)
+
+    def _unwatch(self) -> None:
+        """Stop watching."""
+        loop = asyncio.get_running_loop()
+        for _, process in self._watched:
+            loop.remove_reader(process.sentinel)
+
+    def _on_end(self, who: int | str, process: BaseProcess) -> None:
+        """Keep the first end as the group's cause of death; others follow from it."""
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        if not self._closing and not self.died.done():
+            self.died.set_result(self.death(who, process))
+
+    def death(self, who: int | str, process: BaseProcess) -> EngineDied:
+        """Describe the end of a process, with the end of its log."""
+        process.join(timeout=1.0)
+        code = process.exitcode
+        rank = who if isinstance(who, int) else None
+        name = f"rank {who}" if rank is not None else f"the group's {who}"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"exited with status {code}"
+        tail = self.logs.tail(who)
+        message = f"{name} (pid {process.pid}) {how}; its log is {self.logs.path(who)}"
+        return EngineDied(message, rank=rank, log_tail=tail)
+
+    async def until_ready(self, on_progress: Progress) -> None:
+        """Wait until every rank has loaded its model; EngineDied if one fails or time is up."""
+        waiting = asyncio.ensure_future(
+            asyncio.to_thread(self._starting.__exit__, None, None, None)
+        )
+        give_up_at_s = time.monotonic() + self._settings.start_timeout_s
+        said: dict[int, str] = {}
+        try:
+            while not waiting.done():
+                await asyncio.wait({waiting, self.died}, timeout=POLL_S)
+                self._report(said, on_progress)
+                if self.died.done():
+                    raise self.died.result()
+                if time.monotonic() > give_up_at_s:
+                    raise self._late(said)
+            await self._raise_cause(waiting)
+        finally:
+            if not waiting.done():
+                self._kill()  # ends the thread's wait
+                await asyncio.wait({waiting}, timeout=KILL_WAIT_S)
+            if waiting.done():
+                waiting.exception()  # retrieved: the cause is what was raised above
+
+    async def _raise_cause(self, waiting: asyncio.Future[Any]) -> None:
+        """Raise the death that made vLLM's own wait fail, if it failed."""
+        error = waiting.exception()
+        if error is None:
+            return
+        await asyncio.wait({self.died}, timeout=1.0)
+        if self.died.done():
+            raise self.died.result() from error
+        raise EngineDied(f"the group did not start: {error}") from error
+
+    def _report(self, said: dict[int, str], on_progress: Progress) -> None:
+        """Pass on each rank's milestone once."""
+        for rank in range(self._settings.ranks):
+            words = self.logs.milestone(rank)
+            if words and said.get(rank) != words:
+                said[rank] = words
+                on_progress(rank, words)
+
+    def _late(self, said: dict[int, str]) -> EngineDied:
+        """Describe a start that took too long by the rank that came least far."""
+        rank = min(range(self._settings.ranks), key=lambda rank: len(self.logs.tail(rank)))
+        return EngineDied(
+            f"rank {rank} was not ready after {self._settings.start_timeout_s:g} s "
+            f"(last: {said.get(rank, 'started')}); its log is {self.logs.path(rank)}",
+            rank=rank,
+            log_tail=self.logs.tail(rank),
+        )
+
+    def pids(self) -> list[int]:
+        """Return the process ids of all that were started."""
+        return [process.pid for _, process in self._watched if process.pid is not None]
+
+    def _kill(self) -> None:
+        """Kill every process with what it has started; each leads a process group of its own."""
+        for _, process in self._watched:
+            if process.pid is not None and process.is_alive():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
+
+    async def close(self) -> None:
+        """End every process: politely, then for certain. Idempotent; bounded in time."""
+        if self._launch is None:
+            return
+        self._closing = True
+        self._unwatch()
+        engines = [process for who, process in self._watched if who != COORDINATOR]
+        for process in engines:
+            if process.is_alive():
+                process.terminate()
+        await _until_ended(engines, self._settings.close_grace_s)
+        self._kill()
+        await _until_ended([process for _, process in self._watched], KILL_WAIT_S)
+        # vLLM's handles: nothing is left to stop, but their finalizers must not run at exit.
+        self._launch.engine_manager.shutdown(timeout=0)
+        if self._launch.coordinator is not None:
+            self._launch.coordinator.shutdown(timeout=0)
+        self._launch = None
+
+
+async def _until_ended(processes: list[BaseProcess], timeout_s: float) -> None:
+    """Wait until all processes have ended, at most `timeout_s`."""
+    await asyncio.to_thread(_join_all, processes, time.monotonic() + timeout_s)
+
+
+def _join_all(processes: list[BaseProcess], give_up_at_s: float) -> None:
+    """Join processes one after the other; they end side by side."""
+    for process in processes:
+        process.join(timeout=max(0.0, give_up_at_s - time.monotonic()))
+
+
+async def or_death(call: Awaitable[Any], died: asyncio.Future[EngineDied]) -> Any:
+    """Await `call`, but no longer than the group lives: a dead engine never answers."""
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.wait({task, died}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise died.result()
+        return task.result()
+    finally:
+        task.cancel()

@@ -1,0 +1,125 @@
+"""vLLM's step outputs in the port's words."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any  # vLLM's outputs are untyped here
+
+from splitwave.core.errors import Reason
+from splitwave.core.generation import FinishReason, TokenLogprob
+from splitwave.engine.port import Held, Pulled, RequestOutput
+
+STOP, LENGTH, ABORT, ERROR, REPETITION = range(5)
+"""vLLM's FinishReason, an IntEnum; the adapter asserts at start that these are its values."""
+
+GUARD_PREFIX = "guard:"
+GUARD_REASONS = {
+    "preempted": Reason.PREEMPTED,
+    "pull_failed": Reason.HANDOFF_FAILED,
+    "no_bytes": Reason.HANDOFF_FAILED,
+}
+EXPIRES_KEY = "splitwave_expires_at_s"
+PULLED_KEY = "splitwave_pulled"
+
+FINISHES = {
+    STOP: FinishReason.STOP,
+    LENGTH: FinishReason.LENGTH,
+    REPETITION: FinishReason.STOP,
+}
+
+
+def translate(output: Any, *, hold: bool, pulls: bool) -> RequestOutput:
+    """Return one request's share of one step. Tokens are not copied.
+
+    `hold`: it asked prefill to keep its KV. `pulls`: it is a decode request.
+    """
+    ours = RequestOutput(engine_request_id=output.request_id, token_ids=output.new_token_ids)
+    if output.new_logprobs is not None:
+        ours.logprobs = logprobs(output.new_logprobs)
+    params = output.kv_transfer_params
+    if params and PULLED_KEY in params:
+        pulled = params[PULLED_KEY]
+        ours.pulled = Pulled(bytes_moved=pulled["bytes"], first_position=pulled["first_position"])
+    if output.finish_reason is not None:
+        _end(ours, output, hold=hold, pulls=pulls)
+    return ours
+
+
+def _end(ours: RequestOutput, output: Any, *, hold: bool, pulls: bool) -> None:
+    """Say how the request ended."""
+    finish = FINISHES.get(int(output.finish_reason))
+    if finish is None:
+        ours.failure, ours.failure_message = failure(
+            int(output.finish_reason), output.stop_reason, pulls=pulls
+        )
+        return
+    if hold and finish is FinishReason.LENGTH:
+        try:
+            ours.held = held(output.kv_transfer_params or {})
+        except KeyError as missing:
+            ours.failure = Reason.INTERNAL
+            ours.failure_message = f"the engine held nothing: its parameters lack {missing}"
+            return
+    ours.finish = finish
+    if finish is FinishReason.STOP and ours.token_ids:
+        ours.stop_token_id = ours.token_ids[-1]
+
+
+def failure(finish_reason: int, stop_reason: object, *, pulls: bool) -> tuple[Reason, str]:
+    """Say why the engine ended a request badly, in the catalogue's terms and in words."""
+    if finish_reason == ERROR:
+        if pulls:
+            return Reason.HANDOFF_FAILED, "the engine could not load the prompt's KV"
+        return Reason.INTERNAL, "the engine could not take the request"
+    why = stop_reason if isinstance(stop_reason, str) else ""
+    if not why.startswith(GUARD_PREFIX):
+        return Reason.WORKER_LOST, "the engine dropped the request while it stopped"
+    name = why.removeprefix(GUARD_PREFIX)
+    return GUARD_REASONS.get(name, Reason.INTERNAL), f"the engine's guard ended it: {name}"
+
+
+def holds_blocks(output: Any) -> bool:
+    """True if the engine keeps this finished request's blocks until they are pulled or released."""
+    params = output.kv_transfer_params
+    return bool(params and any(params.get("remote_block_ids") or ()))
+
+
+def held(params: Mapping[str, Any]) -> Held:
+    """Read what the prefill engine says it holds; KeyError names what is missing."""
+    return Held(
+        connector_params=encode_params(params),
+        block_count=sum(len(group) for group in params["remote_block_ids"]),
+        remote_tokens=params["remote_num_tokens"],
+        expires_at_s=params[EXPIRES_KEY],
+    )
+
+
+def encode_params(params: Mapping[str, Any]) -> bytes:
+    """Pack connector parameters; only `decode_params` reads them."""
+    return json.dumps(params, separators=(",", ":")).encode()
+
+
+def decode_params(packed: bytes) -> dict[str, Any]:
+    """Unpack connector parameters; ValueError if they are none."""
+    params = json.loads(packed)
+    if not isinstance(params, dict):
+        raise ValueError("connector parameters are not an object")
+    return params
+
+
+def logprobs(lists: Any) -> list[TokenLogprob]:
+    """Convert vLLM's log probabilities; its first column is the sampled token, then the top ones.
+
+    Arrays are [positions, k + 1]; natural logarithms.
+    """
+    rows: Sequence[tuple[list[int], list[float], int]] = list(
+        zip(
+            lists.logprob_token_ids.tolist(),
+            lists.logprobs.tolist(),
+            lists.sampled_token_ranks.tolist(),
+            strict=True,
+        )
+    )
+    return [
+        TokenLogprob(ids[0], values[0], rank, tuple(zip(ids[1:], values[1:], strict=True)))
+        for ids, values, rank in rows
+    ]
