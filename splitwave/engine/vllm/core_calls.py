@@ -5,7 +5,7 @@ They run in the core's loop, between two steps, so they see and change its state
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any  # vLLM's objects are untyped here
 
 from splitwave.engine.vllm.guard import GuardMixin
 
@@ -80,7 +80,7 @@ def splitwave_warm(core: Any) -> "Future[None] | None":
         core.execute_dummy_batch()
         return None
     stepped: Future[None] = Future()
-    core._idle_state_callbacks.append(  # noqa: SLF001 - as vLLM's own pause does
+    core._idle_state_callbacks.append(  # noqa: SLF001  # as vLLM's own pause does
         lambda _core: stepped.set_result(None)
     )
     core.engines_running = True

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any  # vLLM's objects are untyped here
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,6 +21,10 @@ from splitwave.engine.vllm.connector.nixl import SplitwaveNixlConnector
 
 PULLED = "splitwave_pulled"
 """Key in the kv_transfer_params of a decode request's first output: bytes and first_position."""
+
+PULL_ENDED = "splitwave_pull_ended"
+"""Key in the kv_transfer_params of the only output of a request that was aborted before its first:
+nothing of its handoff is read any more. Such an output has no finish_reason."""
 
 _HANDOFF_KEYS = (
     "remote_block_ids",
@@ -109,6 +113,7 @@ class GuardMixin(Scheduler if TYPE_CHECKING else object):  # type: ignore[misc] 
         self._blocked: dict[str, Why] = {}
         self._failed_pulls: set[str] = set()
         self._first: dict[str, _First] = {}
+        self._pulling_aborted: set[str] = set()
 
     def add_request(self, request: Any) -> None:  # vLLM's Request
         """Queue a request that can decode here; end any other."""
@@ -180,11 +185,31 @@ class GuardMixin(Scheduler if TYPE_CHECKING else object):  # type: ignore[misc] 
         return ended
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:  # vLLM's
-        """End requests from outside a step's outputs: nothing of them is sent any more."""
+        """End requests from outside a step's outputs: no token of them is sent any more.
+
+        For those aborted before their first output it is said when nothing is pulled any more:
+        at once, or with `_free_blocks`, which vLLM puts off until a running transfer has ended.
+        """
         ended = super().finish_requests(request_ids, finished_status)
         for request in ended:
             self._first.pop(request.request_id, None)
+            if finished_status != RequestStatus.FINISHED_ABORTED or request.num_output_tokens:
+                continue
+            if request.request_id in self.requests:
+                self._pulling_aborted.add(request.request_id)
+            elif not self._is_told(request.request_id):
+                self._note_pull_ended(request)
         return ended
+
+    def _free_blocks(self, request: Any) -> None:  # vLLM's Request
+        super()._free_blocks(request)
+        if request.request_id in self._pulling_aborted:
+            self._pulling_aborted.remove(request.request_id)
+            self._note_pull_ended(request)
+
+    def _is_told(self, request_id: str) -> bool:
+        """True if the guard's end of this request is about to be sent."""
+        return any(output.request_id == request_id for _, output in self._unsent)
 
     def has_requests(self) -> bool:
         """True while there is work, or an end to be sent: it goes out with the next step."""
@@ -226,6 +251,15 @@ class GuardMixin(Scheduler if TYPE_CHECKING else object):  # type: ignore[misc] 
             return
         self._note_end(request, why)
         self.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
+
+    def _note_pull_ended(self, request: Any) -> None:  # vLLM's Request
+        output = EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[],
+            kv_transfer_params={PULL_ENDED: True},
+            trace_headers=request.trace_headers,
+        )
+        self._unsent.append((request.client_index, output))
 
     def _note_end(self, request: Any, why: Why) -> None:  # vLLM's Request
         self.guard_refusals[why] += 1

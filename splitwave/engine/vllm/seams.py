@@ -85,6 +85,7 @@ SCHEDULER = (
     _seam(f"{_SCHEDULER}._handle_blocked_waiting_request", "self request"),
     _seam(f"{_SCHEDULER}._handle_failed_recving", "self failed_req_ids"),
     _seam(f"{_SCHEDULER}._handle_invalid_blocks", "self invalid_block_ids num_scheduled_tokens"),
+    _seam(f"{_SCHEDULER}._free_blocks", "self request"),
     _seam(f"{_SCHEDULER}.get_kv_connector", "self"),
 )
 

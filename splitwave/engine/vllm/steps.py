@@ -6,7 +6,7 @@ that is opened inside it says how the model runs.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any  # vLLM's objects are untyped here
 
 _MARK = "splitwave_installed"
 

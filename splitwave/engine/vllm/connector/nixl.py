@@ -1,6 +1,6 @@
 """The class that vLLM instantiates, once beside the scheduler and once in each worker."""
 
-from typing import Any
+from typing import Any  # vLLM's objects are untyped here
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector

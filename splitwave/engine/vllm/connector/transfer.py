@@ -1,7 +1,7 @@
 """The connector's worker half: ends released leases, and counts the bytes of each pull."""
 
 import time
-from typing import Any
+from typing import Any  # vLLM's objects are untyped here
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 

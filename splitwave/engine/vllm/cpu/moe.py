@@ -8,7 +8,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any  # vLLM's objects are untyped here
 
 import torch
 
@@ -38,9 +38,8 @@ def install() -> None:
         return
     setattr(CPUUnquantizedExperts, _MARK, True)
     CPUUnquantizedExperts.apply = _with_expert_map(CPUUnquantizedExperts.apply)
-    MoERunner._select_forward = _opaque_across_ranks(  # noqa: SLF001 - the seam is private
-        MoERunner._select_forward  # noqa: SLF001
-    )
+    select = MoERunner._select_forward  # noqa: SLF001  # vLLM has no public seam here
+    MoERunner._select_forward = _opaque_across_ranks(select)  # noqa: SLF001  # likewise
 
 
 def _with_expert_map(apply: Callable[..., None]) -> Callable[..., None]:

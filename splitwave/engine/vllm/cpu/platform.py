@@ -1,7 +1,7 @@
 """vLLM's CPU platform, with our communicator and, if asked for, forked engines."""
 
 import os
-from typing import Any
+from typing import Any  # vLLM's objects are untyped here
 
 from vllm.platforms.cpu import CpuPlatform
 
