@@ -6,20 +6,14 @@ ranks that step together; the worker in front of it drives them through one
 `Engine`. Nothing here is per token: outputs come once a step and rank.
 """
 
-import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from splitwave.core.errors import Reason
 from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
-
-
-class Role(enum.StrEnum):
-    """Which phase a group serves."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
+from splitwave.core.worker import RankCounters as RankCounters
+from splitwave.core.worker import Role as Role
 
 
 class EngineDied(Exception):
@@ -146,24 +140,6 @@ class StepOutputs:
     pulls_ended: Sequence[str] = ()
     """Decode: requests that were aborted before their first output and of whose handoff nothing
     is read any more, since the transfer has ended or never began. Once each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankCounters:
-    """Counted by the engine itself since the group's start."""
-
-    rank: int
-    steps_by_kind: Mapping[str, int]
-    """Executed steps by step kind (`splitwave.core.mode.StepKind`), dummy steps included."""
-    dummy_steps: int
-    prefill_tokens_computed: int
-    """Tokens computed beyond one a request and step. 0 on a decode rank, always."""
-    pulls: int
-    bytes_pulled: int
-    leases_live: int
-    """Prefill: finished prompts whose blocks are held now."""
-    blocks_used: int
-    guard_refusals: Mapping[str, int] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -1,0 +1,102 @@
+"""Frame and Ended <-> proto: the only messages that come once a step."""
+
+from collections.abc import Callable
+from itertools import compress
+
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.generation import TokenLogprob
+from splitwave.core.session import Ended, Frame
+from splitwave.v1alpha1 import decode_service_pb2 as pb
+from splitwave.wire.errors import failure_from_proto, failure_to_proto
+from splitwave.wire.generation import (
+    finish_reason_from_proto,
+    finish_reason_to_proto,
+    logprobs_from_proto,
+    logprobs_to_proto,
+)
+from splitwave.wire.time import duration_from_proto, duration_to_proto
+
+
+def frame_to_proto(frame: Frame) -> pb.Frame:
+    """New tokens of one lock-step as they travel."""
+    return pb.Frame(
+        step=frame.step,
+        slots=frame.slots,
+        offsets=frame.offsets,
+        token_counts=frame.token_counts,
+        token_ids=frame.token_ids,
+        logprobs=logprobs_to_proto(frame.logprobs),
+        ended=[_ended_to_proto(ended) for ended in frame.ended],
+    )
+
+
+def frame_from_proto(message: pb.Frame, asked: Callable[[int], bool]) -> Frame:
+    """New tokens as they arrived; `asked(slot)` is True if its attempt asked for logprobs.
+
+    Raises INTERNAL, naming the column, if the columns do not agree.
+    """
+    slots = list(message.slots)
+    offsets = list(message.offsets)
+    token_counts = list(message.token_counts)
+    token_ids = list(message.token_ids)
+    if len(offsets) != len(slots):
+        raise _broken(f"offsets: {len(offsets)} for {len(slots)} slots")
+    if len(token_counts) != len(slots):
+        raise _broken(f"token_counts: {len(token_counts)} for {len(slots)} slots")
+    if 0 in token_counts:
+        raise _broken("token_counts: a slot without a new token")
+    if sum(token_counts) != len(token_ids):
+        raise _broken(f"token_ids: {len(token_ids)}, but the counts say {sum(token_counts)}")
+    if len(set(slots)) != len(slots):
+        raise _broken("slots: one came twice")
+    return Frame(
+        step=message.step,
+        slots=slots,
+        offsets=offsets,
+        token_counts=token_counts,
+        token_ids=token_ids,
+        logprobs=_logprobs(message, asked),
+        ended=[_ended_from_proto(ended) for ended in message.ended],
+    )
+
+
+def _logprobs(message: pb.Frame, asked: Callable[[int], bool]) -> list[TokenLogprob]:
+    wanted = [
+        asked(slot)
+        for slot, count in zip(message.slots, message.token_counts, strict=True)
+        for _ in range(count)
+    ]
+    if not any(wanted) and not message.HasField("logprobs"):
+        return []
+    return logprobs_from_proto(message.logprobs, list(compress(message.token_ids, wanted)))
+
+
+def _ended_to_proto(ended: Ended) -> pb.Ended:
+    return pb.Ended(
+        slot=ended.slot,
+        attempt_id=ended.attempt_id,
+        finish_reason=finish_reason_to_proto(ended.finish_reason),
+        stop_token_id=ended.stop_token_id,
+        failure=failure_to_proto(ended.error) if ended.error else None,
+        handoff_bytes=ended.handoff_bytes,
+        handoff=duration_to_proto(ended.handoff_s),
+    )
+
+
+def _ended_from_proto(message: pb.Ended) -> Ended:
+    finish_reason = finish_reason_from_proto(message.finish_reason)
+    if message.HasField("failure") is (finish_reason is not None):
+        raise _broken("ended.failure: both or neither of failure and finish_reason")
+    return Ended(
+        slot=message.slot,
+        attempt_id=message.attempt_id,
+        finish_reason=finish_reason,
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+        error=failure_from_proto(message.failure) if message.HasField("failure") else None,
+        handoff_bytes=message.handoff_bytes,
+        handoff_s=duration_from_proto(message.handoff),
+    )
+
+
+def _broken(what: str) -> ServingError:
+    return ServingError(Reason.INTERNAL, f"frame.{what}: a worker broke the contract")
