@@ -1,0 +1,64 @@
+"""Log lines for people or as JSON, on standard error. No prompt or completion text is logged.
+
+A line about one request carries its id: `log.info("...", extra={"request_id": ...})`.
+Whatever else stands in `extra` is shown the same way.
+"""
+
+import json
+import logging
+import sys
+import time
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def configure(service: str, *, log_format: str, level: str) -> None:
+    """Send the records of all loggers to standard error, once a process."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines(service) if log_format == "json" else HumanLines(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def extras(record: logging.LogRecord) -> dict[str, object]:
+    """What a record was given in `extra`."""
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+class HumanLines(logging.Formatter):
+    """`12:30:01.123 INFO prefill: ready address=127.0.0.1:50051`."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and the traceback behind it if there is one."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{clock}.{int(record.msecs):03d} {record.levelname} {self._service}: "
+        line += record.getMessage()
+        line += "".join(f" {name}={value}" for name, value in extras(record).items())
+        return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time_s (Unix), level, service, logger, message and the extras."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, whatever the record holds."""
+        line: dict[str, object] = {
+            "time_s": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **extras(record),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
