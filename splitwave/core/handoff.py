@@ -92,6 +92,11 @@ class LeaseTable:
         """The live lease of that id."""
         return self._live.get(handoff_id)
 
+    def ended(self, handoff_id: str) -> LeaseEnd | None:
+        """How the lease of that id ended; None if it lives, is not known or was forgotten."""
+        end = self._ended.get(handoff_id)
+        return end[0] if end is not None else None
+
     def released_early(self, handoff_id: str) -> bool:
         """True if a release overtook the prefill of this id."""
         end = self._ended.get(handoff_id)

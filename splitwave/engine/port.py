@@ -122,6 +122,8 @@ class RequestOutput:
     """Prefill: set with `finish` of a request that asked to hold."""
     pulled: Pulled | None = None
     """Decode: set on the request's first output."""
+    cached_tokens: int = 0
+    """Prefill: prompt tokens that a prefix cache had, on the request's first output."""
 
 
 @dataclass(slots=True, kw_only=True)
