@@ -5,193 +5,15 @@ of them; `GrantDesk` decides who gets the next grant. Routers never choose ranks
 and cannot overshoot, however many they are.
 """
 
-import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from splitwave.core.due import Due
 from splitwave.core.errors import Reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """One seat and `blocks` KV blocks on one rank, for one session, until `expires_at_s`."""
-
-    grant_id: str
-    session_id: str
-    rank: int
-    blocks: int
-    expires_at_s: float
-    ask_id: str = ""
-    """The ask that it answers; empty if it was pushed."""
-    taken: bool = False
-    """True once a request is being prefilled for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A spent grant: what one attempt occupies."""
-
-    rank: int
-    blocks: int
-
-
-class GrantTable:
-    """Seats and blocks of one decode group: free, granted or seated.
-
-    Invariants, asserted by `check`:
-      G1  on each rank, granted and seated seats are within 0..seats_per_rank
-      G2  on each rank, granted and seated blocks are within 0..blocks_per_rank
-      G3  both are the sums over live grants and seated attempts
-    """
-
-    def __init__(self, *, ranks: int, seats_per_rank: int, blocks_per_rank: int) -> None:
-        assert ranks > 0
-        assert seats_per_rank > 0
-        assert blocks_per_rank > 0
-        self.ranks = ranks
-        self.seats_per_rank = seats_per_rank
-        self.blocks_per_rank = blocks_per_rank
-        self.seats_used = [0] * ranks
-        self.blocks_used = [0] * ranks
-        self._grants: dict[str, Grant] = {}
-        self._seated: dict[str, Seat] = {}
-        self._ids = itertools.count(1)
-
-    @property
-    def seats_free(self) -> int:
-        """Seats neither granted nor held, over all ranks."""
-        return self.ranks * self.seats_per_rank - sum(self.seats_used)
-
-    @property
-    def blocks_free(self) -> int:
-        """Blocks neither granted nor held, over all ranks."""
-        return self.ranks * self.blocks_per_rank - sum(self.blocks_used)
-
-    def floats(self) -> dict[str, int]:
-        """Live grants that were pushed unasked and not yet taken, by session."""
-        counts: dict[str, int] = {}
-        for grant in self._grants.values():
-            if not grant.ask_id and not grant.taken:
-                counts[grant.session_id] = counts.get(grant.session_id, 0) + 1
-        return counts
-
-    def sessions(self) -> set[str]:
-        """Sessions that have live grants."""
-        return {grant.session_id for grant in self._grants.values()}
-
-    def grants_for_ask(self, session_id: str, ask_id: str) -> list[Grant]:
-        """Live, untaken grants that answered one ask."""
-        return [
-            grant
-            for grant in self._grants.values()
-            if grant.session_id == session_id and grant.ask_id == ask_id and not grant.taken
-        ]
-
-    def grant(
-        self, session_id: str, blocks: int, expires_at_s: float, ask_id: str = ""
-    ) -> Grant | None:
-        """Reserve room on the least loaded rank that has it, or return None."""
-        assert blocks > 0
-        rank = self._roomiest(blocks)
-        if rank is None:
-            return None
-        grant = Grant(
-            grant_id=f"g{next(self._ids)}",
-            session_id=session_id,
-            rank=rank,
-            blocks=blocks,
-            expires_at_s=expires_at_s,
-            ask_id=ask_id,
-        )
-        self._grants[grant.grant_id] = grant
-        self._move(rank, 1, blocks)
-        return grant
-
-    def take(self, session_id: str, grant_id: str, blocks: int, expires_at_s: float) -> bool:
-        """Keep a grant for a request in prefill, at the size it needs. False if it is not live."""
-        grant = self._owned(session_id, grant_id)
-        if grant is None or not 0 < blocks <= grant.blocks:
-            return False
-        self._move(grant.rank, 0, blocks - grant.blocks)
-        self._grants[grant_id] = replace(
-            grant, blocks=blocks, expires_at_s=expires_at_s, taken=True
-        )
-        return True
-
-    def give_back(self, session_id: str, grant_id: str) -> bool:
-        """Return an unspent grant. Unknown ids and repeats return False."""
-        grant = self._owned(session_id, grant_id)
-        if grant is None:
-            return False
-        self._drop(grant)
-        return True
-
-    def spend(self, session_id: str, grant_id: str, attempt_id: str) -> Seat | None:
-        """Seat an attempt on its grant's rank. None if the grant is not live in this session."""
-        assert attempt_id not in self._seated
-        grant = self._owned(session_id, grant_id)
-        if grant is None:
-            return None
-        del self._grants[grant_id]  # Its seat and blocks pass to the attempt.
-        seat = self._seated[attempt_id] = Seat(grant.rank, grant.blocks)
-        return seat
-
-    def free(self, attempt_id: str) -> bool:
-        """Return an attempt's seat and blocks. Repeats return False."""
-        seat = self._seated.pop(attempt_id, None)
-        if seat is None:
-            return False
-        self._move(seat.rank, -1, -seat.blocks)
-        return True
-
-    def end_session(self, session_id: str) -> int:
-        """Return all of a session's unspent grants, and how many there were."""
-        mine = [g for g in self._grants.values() if g.session_id == session_id]
-        for grant in mine:
-            self._drop(grant)
-        return len(mine)
-
-    def sweep(self, now_s: float) -> list[Grant]:
-        """Return every unspent grant whose time is up."""
-        due = [g for g in self._grants.values() if g.expires_at_s <= now_s]
-        for grant in due:
-            self._drop(grant)
-        return due
-
-    def _roomiest(self, blocks: int) -> int | None:
-        best: tuple[int, int, int] | None = None
-        for rank in range(self.ranks):
-            if self.seats_used[rank] >= self.seats_per_rank:
-                continue
-            if self.blocks_used[rank] + blocks > self.blocks_per_rank:
-                continue
-            load = (self.seats_used[rank], self.blocks_used[rank], rank)
-            if best is None or load < best:
-                best = load
-        return None if best is None else best[2]
-
-    def _owned(self, session_id: str, grant_id: str) -> Grant | None:
-        grant = self._grants.get(grant_id)
-        return grant if grant is not None and grant.session_id == session_id else None
-
-    def _drop(self, grant: Grant) -> None:
-        del self._grants[grant.grant_id]
-        self._move(grant.rank, -1, -grant.blocks)
-
-    def _move(self, rank: int, seats: int, blocks: int) -> None:
-        self.seats_used[rank] += seats
-        self.blocks_used[rank] += blocks
-
-    def check(self) -> None:
-        """Assert the invariants. Cheap enough to call after every change in tests."""
-        claims: list[Grant | Seat] = [*self._grants.values(), *self._seated.values()]
-        for rank in range(self.ranks):
-            assert 0 <= self.seats_used[rank] <= self.seats_per_rank, "G1"
-            assert 0 <= self.blocks_used[rank] <= self.blocks_per_rank, "G2"
-            mine = [c.blocks for c in claims if c.rank == rank]
-            assert self.seats_used[rank] == len(mine), "G3"
-            assert self.blocks_used[rank] == sum(mine), "G3"
+from splitwave.core.grant_table import Grant as Grant
+from splitwave.core.grant_table import GrantTable as GrantTable
+from splitwave.core.grant_table import Seat as Seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,15 +59,17 @@ class GrantDesk:
     `settle` is called after any change and returns what to tell whom.
 
     Invariants, asserted by `check`, beside those of the table:
-      D1  asks wait only while the oldest does not fit
+      D1  after `settle`, asks wait only while the oldest does not fit
       D2  every ask and every grant belongs to an open session
+      D3  every ask has a time at which its patience ends
     """
 
     def __init__(self, table: GrantTable, settings: DeskSettings) -> None:
         self.table = table
         self.settings = settings
         self._sessions: dict[str, None] = {}  # An ordered set.
-        self._asks: deque[Ask] = deque()
+        self._asks: OrderedDict[tuple[str, str], Ask] = OrderedDict()
+        self._patience: Due[tuple[str, str]] = Due()
         self._ended_at_s: deque[float] = deque(maxlen=64)  # For the truthful retry time.
 
     @property
@@ -260,25 +84,29 @@ class GrantDesk:
     def close(self, session_id: str) -> None:
         """A session has gone for good: its asks and unspent grants go with it."""
         self._sessions.pop(session_id, None)
-        self._asks = deque(a for a in self._asks if a.session_id != session_id)
+        for key in [key for key in self._asks if key[0] == session_id]:
+            self._forget(key)
         self.table.end_session(session_id)
 
     def ask(self, ask: Ask, now_s: float) -> AskRefused | None:
-        """Queue an ask, or refuse it at once with the reason."""
+        """Queue an ask, or refuse it at once with the reason. A repeat keeps its place."""
         assert ask.session_id in self._sessions
-        if ask.blocks > self.table.blocks_per_rank:
-            room = self.table.blocks_per_rank
-            message = f"{ask.blocks} KV blocks asked for, but one rank has {room}"
+        key = (ask.session_id, ask.ask_id)
+        if key in self._asks:
+            return None
+        room = self.table.blocks_per_rank
+        if not 0 < ask.blocks <= room:
+            message = f"blocks: {ask.blocks} KV blocks asked for, but one rank has {room}"
             return AskRefused(ask.session_id, ask.ask_id, Reason.INVALID_REQUEST, message)
         if len(self._asks) >= self.settings.asks_max:
             return self._overloaded(ask, "the queue for decode room is full", now_s)
-        self._asks.append(ask)
+        self._asks[key] = ask
+        self._patience.set(key, ask.waits_until_s)
         return None
 
     def cancel_ask(self, session_id: str, ask_id: str) -> None:
         """Withdraw an ask; a grant already made for it goes back."""
-        kept = (a for a in self._asks if (a.session_id, a.ask_id) != (session_id, ask_id))
-        self._asks = deque(kept)
+        self._forget((session_id, ask_id))
         for grant in self.table.grants_for_ask(session_id, ask_id):
             self.table.give_back(session_id, grant.grant_id)
 
@@ -297,34 +125,44 @@ class GrantDesk:
             yield from self._top_up(now_s)
 
     def _answer_asks(self, now_s: float) -> Iterator[Grant | AskRefused]:
-        late = [a for a in self._asks if a.waits_until_s <= now_s]
-        if late:
-            self._asks = deque(a for a in self._asks if a.waits_until_s > now_s)
+        late = [self._asks.pop(key) for key in self._patience.pop(now_s)]
         while self._asks:
-            ask = self._asks[0]  # In order: a large ask must not starve behind small ones.
+            key, ask = next(iter(self._asks.items()))
+            # In order: a large ask must not starve behind small ones.
             grant = self.table.grant(
                 ask.session_id, ask.blocks, now_s + self.settings.ttl_s, ask.ask_id
             )
             if grant is None:
                 break
-            self._asks.popleft()
+            self._forget(key)
             yield grant
         for ask in late:
             yield self._overloaded(ask, "no decode room came free in time", now_s)
 
     def _top_up(self, now_s: float) -> Iterator[Grant]:
-        if not self._sessions:
-            return
-        share = int(self.table.seats_free * self.settings.float_share) // len(self._sessions)
-        target = min(self.settings.float_max, share)
-        floats = self.table.floats()
         blocks = min(self.settings.grant_blocks, self.table.blocks_per_rank)
-        for session_id in self._sessions:
-            for _ in range(target - floats.get(session_id, 0)):
+        target = self._float_target(blocks)
+        short = [s for s in self._sessions if self.table.floats_of(s) < target]
+        while short:  # Those with the fewest first, so that a shortage is everyone's.
+            fewest = min(self.table.floats_of(s) for s in short)
+            for session_id in [s for s in short if self.table.floats_of(s) == fewest]:
                 grant = self.table.grant(session_id, blocks, now_s + self.settings.ttl_s)
                 if grant is None:
                     return
                 yield grant
+            short = [s for s in short if self.table.floats_of(s) < target]
+
+    def _float_target(self, blocks: int) -> int:
+        """How many grants may lie at each session: a share of what is free, of both kinds."""
+        if not self._sessions:
+            return 0
+        free = min(self.table.seats_free, self.table.blocks_free // blocks)
+        share = int(free * self.settings.float_share) // len(self._sessions)
+        return min(self.settings.float_max, share)
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        self._asks.pop(key, None)
+        self._patience.drop(key)
 
     def _overloaded(self, ask: Ask, message: str, now_s: float) -> AskRefused:
         retry_after_s = self.retry_after_s(now_s)
@@ -338,10 +176,14 @@ class GrantDesk:
         rate = len(self._ended_at_s) / span_s
         return min(60.0, max(0.05, (len(self._asks) + 1) / rate))
 
-    def check(self) -> None:
-        """Assert the invariants."""
+    def check(self, *, settled: bool = False) -> None:
+        """Assert the invariants; `settled`: nothing has changed since the last `settle`."""
         self.table.check()
-        for ask in self._asks:
-            assert ask.session_id in self._sessions, "D2"
+        for session_id, _ in self._asks:
+            assert session_id in self._sessions, "D2"
         for session_id in self.table.sessions():
             assert session_id in self._sessions, "D2"
+        assert len(self._patience) == len(self._asks), "D3"
+        if settled and self._asks:
+            oldest = next(iter(self._asks.values()))
+            assert not self.table.fits(oldest.blocks), "D1"

@@ -6,6 +6,7 @@ the worker. The table does no I/O and reads no clock: callers pass `now_s`.
 """
 
 import enum
+from collections import OrderedDict
 from dataclasses import dataclass
 
 
@@ -77,7 +78,8 @@ class LeaseTable:
         self._blocks_per_rank = blocks_per_rank
         self._memory_s = memory_s
         self._live: dict[str, Lease] = {}
-        self._ended: dict[str, tuple[LeaseEnd, float]] = {}  # In the order of forgetting.
+        # In the order of forgetting; a plain dict would search for its first entry each time.
+        self._ended: OrderedDict[str, tuple[LeaseEnd, float]] = OrderedDict()
         self._swept_at_s = float("-inf")
         self.blocks_held = [0] * ranks
         self.started = 0
@@ -103,9 +105,14 @@ class LeaseTable:
         return end is not None and end[0] is LeaseEnd.RELEASED
 
     def hold(self, lease: Lease) -> bool:
-        """Start a lease. False if the id has ended before: its blocks must be freed at once."""
+        """Start a lease. False if it cannot live: its blocks must be freed at once.
+
+        So it is if the id has ended before or is live, and if its time is already up.
+        """
         assert lease.block_count > 0
         if lease.handoff_id in self._live or lease.handoff_id in self._ended:
+            return False
+        if lease.expires_at_s <= self._swept_at_s:
             return False
         self._live[lease.handoff_id] = lease
         self.blocks_held[lease.rank] += lease.block_count
@@ -145,11 +152,8 @@ class LeaseTable:
         due = [lease for lease in self._live.values() if lease.expires_at_s <= now_s]
         for lease in due:
             self._end(lease, LeaseEnd.EXPIRED, now_s)
-        while self._ended:
-            oldest = next(iter(self._ended))
-            if self._ended[oldest][1] > now_s:
-                break
-            del self._ended[oldest]
+        while self._ended and next(iter(self._ended.values()))[1] <= now_s:
+            self._ended.popitem(last=False)
         return due
 
     def _end(self, lease: Lease, end: LeaseEnd, now_s: float) -> None:

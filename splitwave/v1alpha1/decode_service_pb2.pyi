@@ -396,8 +396,8 @@ Global___Submit: _TypeAlias = Submit  # noqa: Y015
 
 @_typing.final
 class SubmitChunk(_message.Message):
-    """SubmitChunk is a piece of a serialized Submit above 1 MiB. Pieces of one
-    attempt come in order and without other pieces of it between.
+    """SubmitChunk is a piece of a serialized Submit above 1 MiB. All pieces carry the
+    one number of the message, and come in order with no other number between.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -614,7 +614,7 @@ class Grant(_message.Message):
     grant_id: _builtins.str
     """Names it for the rest of the session."""
     rank: _builtins.int
-    """Rank that has the room."""
+    """Rank that has the room. Accepted says on which the attempt was seated."""
     blocks: _builtins.int
     """KV blocks reserved; the seat is one."""
     ask_id: _builtins.str

@@ -1,0 +1,257 @@
+"""The account of a decode group's seats and KV blocks."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from splitwave.core.due import Due
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """One seat and `blocks` KV blocks on one rank, for one session, until `expires_at_s`."""
+
+    grant_id: str
+    session_id: str
+    rank: int
+    blocks: int
+    expires_at_s: float
+    ask_id: str = ""
+    """The ask that it answers; empty if it was pushed."""
+    taken: bool = False
+    """True once a request is being prefilled for it."""
+
+    @property
+    def floats(self) -> bool:
+        """True while it lies at its router for no request: pushed unasked and not yet taken."""
+        return not self.ask_id and not self.taken
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A spent grant: what one attempt occupies. Its rank may differ from the grant's."""
+
+    rank: int
+    blocks: int
+
+
+class GrantTable:
+    """Seats and blocks of one decode group: free, granted or seated.
+
+    Invariants, asserted by `check`:
+      G1  on each rank, granted and seated seats are within 0..seats_per_rank
+      G2  on each rank, granted and seated blocks are within 0..blocks_per_rank
+      G3  both are the sums over live grants and seated attempts
+      G4  the indexes by session say what the grants say
+      G5  every live grant has a time at which it falls due
+    """
+
+    def __init__(self, *, ranks: int, seats_per_rank: int, blocks_per_rank: int) -> None:
+        assert ranks > 0
+        assert seats_per_rank > 0
+        assert blocks_per_rank > 0
+        self.ranks = ranks
+        self.seats_per_rank = seats_per_rank
+        self.blocks_per_rank = blocks_per_rank
+        self.seats_used = [0] * ranks
+        self.blocks_used = [0] * ranks
+        self.seats_held = [0] * ranks
+        """Those of `seats_used` in which an attempt sits."""
+        self.seats_free = ranks * seats_per_rank
+        """Seats neither granted nor held, over all ranks."""
+        self.blocks_free = ranks * blocks_per_rank
+        """Blocks neither granted nor held, over all ranks."""
+        self._grants: dict[str, Grant] = {}
+        self._by_session: dict[str, dict[str, None]] = {}  # Ordered sets of grant ids.
+        self._floats: dict[str, int] = {}
+        self._due: Due[str] = Due()
+        self._seated: dict[str, Seat] = {}
+        self._ids = itertools.count(1)
+
+    def floats(self) -> dict[str, int]:
+        """Live grants that were pushed unasked and not yet taken, by session."""
+        return dict(self._floats)
+
+    def floats_of(self, session_id: str) -> int:
+        """The same of one session."""
+        return self._floats.get(session_id, 0)
+
+    def sessions(self) -> set[str]:
+        """Sessions that have live grants."""
+        return set(self._by_session)
+
+    def grants_of(self, session_id: str) -> list[Grant]:
+        """Live grants of one session, oldest first."""
+        return [self._grants[grant_id] for grant_id in self._by_session.get(session_id, ())]
+
+    def grants_for_ask(self, session_id: str, ask_id: str) -> list[Grant]:
+        """Live, untaken grants that answered one ask."""
+        return [g for g in self.grants_of(session_id) if g.ask_id == ask_id and not g.taken]
+
+    def fits(self, blocks: int) -> bool:
+        """True if a grant of that size could be made now."""
+        return self._least(self.seats_used, blocks) is not None
+
+    def grant(
+        self, session_id: str, blocks: int, expires_at_s: float, ask_id: str = ""
+    ) -> Grant | None:
+        """Reserve room on the least loaded rank that has it, or return None."""
+        assert blocks > 0
+        rank = self._least(self.seats_used, blocks)
+        if rank is None:
+            return None
+        grant = Grant(
+            grant_id=f"g{next(self._ids)}",
+            session_id=session_id,
+            rank=rank,
+            blocks=blocks,
+            expires_at_s=expires_at_s,
+            ask_id=ask_id,
+        )
+        self._put(grant)
+        self._move(rank, 1, blocks)
+        return grant
+
+    def take(self, session_id: str, grant_id: str, blocks: int, expires_at_s: float) -> bool:
+        """Keep a grant for a request in prefill, at the size it needs. False if it is not live."""
+        grant = self._owned(session_id, grant_id)
+        if grant is None or not 0 < blocks <= grant.blocks:
+            return False
+        self._pop(grant)
+        self._put(replace(grant, blocks=blocks, expires_at_s=expires_at_s, taken=True))
+        self._move(grant.rank, 0, blocks - grant.blocks)
+        return True
+
+    def give_back(self, session_id: str, grant_id: str) -> bool:
+        """Return an unspent grant. Unknown ids and repeats return False."""
+        grant = self._owned(session_id, grant_id)
+        if grant is None:
+            return False
+        self._drop(grant)
+        return True
+
+    def spend(self, session_id: str, grant_id: str, attempt_id: str) -> Seat | None:
+        """Seat an attempt. None if the grant is not live in this session.
+
+        The seat is on the grant's rank, or on one with room where fewer attempts sit:
+        unspent grants lie unevenly over the ranks, attempts do not.
+        """
+        assert attempt_id not in self._seated
+        grant = self._owned(session_id, grant_id)
+        if grant is None:
+            return None
+        self._drop(grant)
+        rank = self._least(self.seats_held, grant.blocks)
+        assert rank is not None  # The grant's own rank has room for it.
+        if self.seats_held[rank] == self.seats_held[grant.rank]:
+            rank = grant.rank
+        seat = self._seated[attempt_id] = Seat(rank, grant.blocks)
+        self._move(rank, 1, grant.blocks)
+        self.seats_held[rank] += 1
+        return seat
+
+    def free(self, attempt_id: str) -> bool:
+        """Return an attempt's seat and blocks. Repeats return False."""
+        seat = self._seated.pop(attempt_id, None)
+        if seat is None:
+            return False
+        self._move(seat.rank, -1, -seat.blocks)
+        self.seats_held[seat.rank] -= 1
+        return True
+
+    def end_session(self, session_id: str) -> int:
+        """Return all of a session's unspent grants, and how many there were."""
+        mine = self.grants_of(session_id)
+        for grant in mine:
+            self._drop(grant)
+        return len(mine)
+
+    def sweep(self, now_s: float) -> list[Grant]:
+        """Return every unspent grant whose time is up."""
+        due = [self._grants[grant_id] for grant_id in self._due.pop(now_s)]
+        for grant in due:
+            self._drop(grant)
+        return due
+
+    def _least(self, load: list[int], blocks: int) -> int | None:
+        """The rank with the least load, then the fewest used blocks, that has room."""
+        best: tuple[int, int] | None = None
+        best_rank: int | None = None
+        for rank, seats in enumerate(load):
+            if best is not None and seats > best[0]:
+                continue
+            used = self.blocks_used[rank]
+            if self.seats_used[rank] < self.seats_per_rank and (
+                used + blocks <= self.blocks_per_rank and (best is None or (seats, used) < best)
+            ):
+                best, best_rank = (seats, used), rank
+        return best_rank
+
+    def _owned(self, session_id: str, grant_id: str) -> Grant | None:
+        grant = self._grants.get(grant_id)
+        return grant if grant is not None and grant.session_id == session_id else None
+
+    def _put(self, grant: Grant) -> None:
+        self._grants[grant.grant_id] = grant
+        self._by_session.setdefault(grant.session_id, {})[grant.grant_id] = None
+        self._due.set(grant.grant_id, grant.expires_at_s)
+        if grant.floats:
+            self._floats[grant.session_id] = self._floats.get(grant.session_id, 0) + 1
+
+    def _pop(self, grant: Grant) -> None:
+        del self._grants[grant.grant_id]
+        mine = self._by_session[grant.session_id]
+        del mine[grant.grant_id]
+        if not mine:
+            del self._by_session[grant.session_id]
+        self._due.drop(grant.grant_id)
+        if grant.floats:
+            self._floats[grant.session_id] -= 1
+            if not self._floats[grant.session_id]:
+                del self._floats[grant.session_id]
+
+    def _drop(self, grant: Grant) -> None:
+        self._pop(grant)
+        self._move(grant.rank, -1, -grant.blocks)
+
+    def _move(self, rank: int, seats: int, blocks: int) -> None:
+        self.seats_used[rank] += seats
+        self.blocks_used[rank] += blocks
+        self.seats_free -= seats
+        self.blocks_free -= blocks
+
+    def check(self) -> None:
+        """Assert the invariants. Cheap enough to call after every change in tests."""
+        grants = self._grants.values()
+        seats, blocks = self._claims(grants, self._seated.values())
+        held, _ = self._claims((), self._seated.values())
+        for rank in range(self.ranks):
+            assert 0 <= self.seats_used[rank] <= self.seats_per_rank, "G1"
+            assert 0 <= self.blocks_used[rank] <= self.blocks_per_rank, "G2"
+        assert self.seats_used == seats, "G3"
+        assert self.blocks_used == blocks, "G3"
+        assert self.seats_held == held, "G3"
+        assert self.seats_free == self.ranks * self.seats_per_rank - sum(seats), "G3"
+        assert self.blocks_free == self.ranks * self.blocks_per_rank - sum(blocks), "G3"
+        assert self._floats == Counter(g.session_id for g in grants if g.floats), "G4"
+        by_session = {s: set(ids) for s, ids in self._by_session.items()}
+        assert by_session == _by_session(grants), "G4"
+        assert len(self._due) == len(grants), "G5"
+
+    def _claims(
+        self, grants: Iterable[Grant], seated: Iterable[Seat]
+    ) -> tuple[list[int], list[int]]:
+        seats = [0] * self.ranks
+        blocks = [0] * self.ranks
+        for claim in itertools.chain[Grant | Seat](grants, seated):
+            seats[claim.rank] += 1
+            blocks[claim.rank] += claim.blocks
+        return seats, blocks
+
+
+def _by_session(grants: Iterable[Grant]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for grant in grants:
+        found.setdefault(grant.session_id, set()).add(grant.grant_id)
+    return found
