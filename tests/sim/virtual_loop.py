@@ -6,6 +6,7 @@ that is replaced: code under test must not use threads, sockets or processes.
 """
 
 import asyncio
+import gc
 import random
 import selectors
 from collections.abc import Coroutine, Iterator
@@ -56,7 +57,9 @@ class _JumpingSelector(selectors.DefaultSelector):
             raise Deadlock(_describe(loop, "every task waits and no timer is due"))
         loop.now_s += max(0.0, timeout)
         if loop.now_s > loop.run_max_s:
-            raise Deadlock(_describe(loop, f"the run passed its limit of {loop.run_max_s:g} s"))
+            limit_s = loop.run_max_s
+            loop.run_max_s += limit_s  # The tasks still have to be cancelled.
+            raise Deadlock(_describe(loop, f"the run passed its limit of {limit_s:g} s"))
         return ready
 
 
@@ -87,12 +90,21 @@ def _describe(loop: VirtualLoop, what: str) -> str:
 
 def _places(task: asyncio.Task[object]) -> Iterator[str]:
     """Where a task waits, from its outermost await to its innermost."""
-    # Coroutines and async generators name the same two things differently.
-    waiting: Any = task.get_coro()
+    waiting: object = task.get_coro()
     while waiting is not None:
+        # Coroutines and async generators name the same two things differently.
         frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "ag_frame", None)
         if isinstance(frame, FrameType):
             path = PurePath(frame.f_code.co_filename)
             yield f"{frame.f_code.co_qualname} ({path.name}:{frame.f_lineno})"
-        inner = getattr(waiting, "cr_await", None)
-        waiting = inner if inner is not None else getattr(waiting, "ag_await", None)
+        waiting = _inner(waiting)
+
+
+def _inner(waiting: object) -> object:
+    """What a coroutine or generator awaits, or None.
+
+    The step of an async generator does not name its generator; the collector knows it.
+    """
+    if type(waiting).__name__.startswith("async_generator_"):
+        return next((x for x in gc.get_referents(waiting) if hasattr(x, "ag_frame")), None)
+    return getattr(waiting, "cr_await", None) or getattr(waiting, "ag_await", None)

@@ -16,12 +16,16 @@ from splitwave.engine.port import (
 )
 from splitwave.engine.sim.fabric import Offer, SimFabric, read_alone
 from splitwave.engine.sim.faults import dies, slowed_step_s
-from splitwave.engine.sim.rank import SimRank, Step
+from splitwave.engine.sim.rank import SimRank
+from splitwave.engine.sim.sequence import Step
 from splitwave.engine.sim.settings import SimSettings
 
 
 class SimEngine:
-    """A simulated group behind the Engine port; `start_sim_group` makes one that runs."""
+    """A simulated group behind the Engine port, for the loop that it was made on.
+
+    `start_sim_group` makes one that runs.
+    """
 
     def __init__(self, settings: SimSettings, fabric: SimFabric | None = None) -> None:
         self.settings = settings
@@ -30,6 +34,7 @@ class SimEngine:
         read = fabric.read if fabric is not None else read_alone
         self._ranks = [SimRank(settings, rank, read) for rank in range(settings.ranks)]
         self._ready: list[StepOutputs] = []
+        self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._wakes: list[asyncio.Event] = []
@@ -37,7 +42,7 @@ class SimEngine:
         self._closed = False
 
     def start(self) -> None:
-        """Begin to step; needs a running loop. Call once."""
+        """Begin to step. Call once."""
         assert not self._tasks
         if self._fabric is not None:
             self._fabric.register(self.settings.engine_id, self)
@@ -60,6 +65,7 @@ class SimEngine:
         """Prefill: leases of all ranks that have ended, by how they ended."""
         ends: Counter[LeaseEnd] = Counter()
         for rank in self._ranks:
+            rank.sweep(self._now_s())
             ends.update(rank.lease_ends)
         return ends
 
@@ -71,7 +77,7 @@ class SimEngine:
     async def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests; a refusal is ready in `steps` when this returns."""
         self._raise_if_over()
-        now_s = _now_s()
+        now_s = self._now_s()
         for request in requests:
             assert 0 <= request.rank < self.settings.ranks, f"no rank {request.rank}"
             refusal = self._ranks[request.rank].submit(request, now_s)
@@ -90,7 +96,7 @@ class SimEngine:
         """Free what these requests hold, now; remember the ids that no rank knows yet."""
         if self.settings.faults.release_ignored or self.settings.role is Role.DECODE:
             return
-        now_s = _now_s()
+        now_s = self._now_s()
         for request_id in engine_request_ids:
             if not any(rank.release(request_id, now_s) for rank in self._ranks):
                 for rank in self._ranks:
@@ -112,7 +118,7 @@ class SimEngine:
     async def counters(self) -> Sequence[RankCounters]:
         """Counts of every rank. Raises EngineDied if the group is over."""
         self._raise_if_over()
-        now_s = _now_s()
+        now_s = self._now_s()
         for rank in self._ranks:
             rank.sweep(now_s)
         return [rank.counters() for rank in self._ranks]
@@ -142,14 +148,14 @@ class SimEngine:
                 await wake.wait()
 
     async def _step(self, ranks: Sequence[SimRank]) -> None:
-        now_s = _now_s()
+        now_s = self._now_s()
         steps = [rank.begin(now_s) for rank in ranks]
         slowest_s = max(map(self._step_s, ranks, steps))
         await asyncio.sleep(slowest_s * self.settings.time_scale)
         for rank in ranks:
             if dies(self.settings.faults, rank.rank, rank.steps + 1):
                 raise _RankDied(rank.rank, rank.steps + 1)
-        now_s = _now_s()
+        now_s = self._now_s()
         batches = [rank.finish(step, now_s) for rank, step in zip(ranks, steps, strict=True)]
         self._publish([batch for batch in batches if batch is not None])
 
@@ -161,6 +167,9 @@ class SimEngine:
             + settings.step_per_prefill_token_s * (step.prompt_tokens - len(step.chunks))
         )
         return slowed_step_s(settings.faults, rank.rank, rank.steps + 1, step_s)
+
+    def _now_s(self) -> float:
+        return self._loop.time()
 
     def _publish(self, batches: list[StepOutputs]) -> None:
         if batches:
@@ -199,10 +208,6 @@ class _RankDied(Exception):
     def __init__(self, rank: int, step: int) -> None:
         super().__init__(f"rank {rank} ended in its step {step}, as its faults say")
         self.rank = rank
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def start_sim_group(settings: SimSettings, fabric: SimFabric | None = None) -> SimEngine:

@@ -44,9 +44,27 @@ class Offer:
     def from_bytes(data: bytes) -> "Offer":
         """Raise ValueError if `data` is not what `to_bytes` wrote."""
         try:
-            return Offer(**json.loads(data))
+            offer = Offer(**json.loads(data))
         except TypeError as error:
             raise ValueError(f"not the parameters of a simulated handoff: {error}") from error
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(offer, name), kind):
+                raise ValueError(f"{name} of a simulated handoff is no {kind.__name__}")
+        return offer
+
+
+_KINDS: dict[str, type] = {
+    "engine_id": str,
+    "rank": int,
+    "request_id": str,
+    "kv_layout": str,
+    "tokens": int,
+    "state": int,
+    "state_before_last": int,
+    "blocks": list,
+    "writer": int,
+    "expires_at_s": float,
+}
 
 
 class Source(Protocol):
