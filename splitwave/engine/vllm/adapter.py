@@ -17,21 +17,11 @@ from splitwave.engine.port import (
 )
 from splitwave.engine.vllm.launch import Processes, or_death
 from splitwave.engine.vllm.ledger import Admission, Ledger
-from splitwave.engine.vllm.outputs import decode_params, holds_blocks, translate
-from splitwave.engine.vllm.sampling import build, first_token_only
+from splitwave.engine.vllm.outputs import ends_pull, holds_blocks, translate
+from splitwave.engine.vllm.requests import Preparation, RefusedRequest
 
 DEATH_WAIT_S = 1.0
-HOLD_PARAMS = {"do_remote_decode": True, "do_remote_prefill": False}
-"""What makes vLLM's connector keep a finished prompt's blocks."""
 COUNTERS = frozenset(RankCounters.__dataclass_fields__) - {"rank"}
-
-
-class RefusedRequest(Exception):
-    """A request that must not reach the engine; it ends with this reason instead."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class VllmEngine:
@@ -41,10 +31,9 @@ class VllmEngine:
         self._client = client
         self._processes = processes
         self._description = description
-        self._model_config = client.vllm_config.model_config
-        self._vocabulary = self._model_config.get_vocab_size()
+        self._prepare = Preparation(description, client.vllm_config.model_config)
         self._decodes = description.role is Role.DECODE
-        self._ledger = Ledger(lease_ttl_s=max(1.0, description.lease_ttl_s))
+        self._ledger = Ledger(lease_ttl_s=max(1.0, description.lease_ttl_s), pulls=self._decodes)
         self._steps = [0] * description.ranks
         self._refused: list[tuple[int, RequestOutput]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,90 +64,28 @@ class VllmEngine:
             except RefusedRequest as refusal:
                 self._refuse(request, refusal)
                 continue
+            admission = self._admit(request)
+            if admission is Admission.REFUSE:
+                await self._end_both(request)
+                continue
+            if admission is Admission.RUN_WITHOUT_HOLD:
+                core_request.sampling_params.extra_args = None
             await self._client.add_request_async(core_request)
 
-    def _prepare(self, request: EngineRequest) -> Any:
-        """Check a request, register it, and put it in vLLM's words."""
-        from vllm.v1.engine import EngineCoreRequest
-
-        self._check(request)
-        params = self._params(request)
-        admission = self._ledger.admit(
+    def _admit(self, request: EngineRequest) -> Admission:
+        """Register a request's id."""
+        return self._ledger.admit(
             request.engine_request_id,
             rank=request.rank,
             hold=request.hold,
             now_s=time.monotonic(),
         )
-        if admission is Admission.REFUSE:
-            raise RefusedRequest(
-                Reason.INTERNAL, f"engine_request_id {request.engine_request_id} is in use"
-            )
-        if admission is Admission.RUN_WITHOUT_HOLD:
-            params.extra_args = None
-        return EngineCoreRequest(
-            request_id=request.engine_request_id,
-            prompt_token_ids=list(request.token_ids),
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=request.rank if self._description.ranks > 1 else None,
-            priority=request.priority,
-        )
 
-    def _check(self, request: EngineRequest) -> None:
-        """Refuse what would make an engine process fail, or break the port's contract."""
-        if not 0 <= request.rank < self._description.ranks:
-            raise RefusedRequest(Reason.INTERNAL, f"rank {request.rank} is not in the group")
-        if self._decodes and (request.pull is None or request.hold):
-            raise RefusedRequest(Reason.INTERNAL, "a decode request has a pull and holds nothing")
-        if not self._decodes and request.pull is not None:
-            raise RefusedRequest(Reason.INTERNAL, "a prefill request has no pull")
-        tokens = request.token_ids
-        if not tokens:
-            raise RefusedRequest(Reason.INVALID_REQUEST, "the prompt has no token")
-        if len(tokens) >= self._description.model_len_max_tokens:
-            raise RefusedRequest(
-                Reason.INVALID_REQUEST,
-                f"the prompt has {len(tokens)} tokens; with at least one more generated, "
-                f"{self._description.model_len_max_tokens} is the longest sequence",
-            )
-        if min(tokens) < 0 or max(tokens) >= self._vocabulary:
-            raise RefusedRequest(
-                Reason.INVALID_REQUEST, f"a token id is outside 0 to {self._vocabulary - 1}"
-            )
-
-    def _params(self, request: EngineRequest) -> Any:
-        """Make vLLM's sampling parameters, with what its connector is to do."""
-        sampling = first_token_only(request.sampling) if request.hold else request.sampling
-        try:
-            params = build(sampling, self._transfer(request))
-            params.verify(self._model_config, None, None, None)
-        except (ValueError, OverflowError) as error:
-            raise RefusedRequest(Reason.INVALID_REQUEST, f"sampling: {error}") from error
-        return params
-
-    def _transfer(self, request: EngineRequest) -> dict[str, Any] | None:
-        """Return the connector's parameters: what to hold, or what to pull."""
-        if request.hold:
-            return dict(HOLD_PARAMS)
-        if request.pull is None:
-            return None
-        try:
-            params = decode_params(request.pull.connector_params)
-        except ValueError as error:
-            raise RefusedRequest(Reason.HANDOFF_FAILED, f"connector_params: {error}") from error
-        if not 0 < request.pull.remote_tokens <= len(request.token_ids):
-            raise RefusedRequest(
-                Reason.INTERNAL, "remote_tokens is not within 1 to the prompt's length"
-            )
-        return params | {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_num_tokens": request.pull.remote_tokens,
-        }
+    async def _end_both(self, request: EngineRequest) -> None:
+        """End a request whose id another one has, and that one too, since an id ends once."""
+        name = request.engine_request_id
+        self._refuse(request, RefusedRequest(Reason.INTERNAL, f"the id {name} is in use"))
+        await (self.abort if self._decodes else self.release)([name])
 
     def _refuse(self, request: EngineRequest, refusal: RefusedRequest) -> None:
         """End a request before it reached an engine."""
@@ -220,11 +147,15 @@ class VllmEngine:
 
     def _collect(self, batches: Iterable[Any]) -> list[StepOutputs]:
         """Translate batches of engine outputs, and add the refusals that wait."""
-        steps = [
-            self._step(batch.engine_index, batch.timestamp, outputs)
-            for batch in batches
-            if not isinstance(batch, Exception) and (outputs := self._outputs(batch))
-        ]
+        steps = []
+        for batch in batches:
+            if isinstance(batch, Exception):
+                continue
+            wanted, pulls_ended = self._outputs(batch)
+            if wanted or pulls_ended:
+                step = self._step(batch.engine_index, batch.timestamp, wanted)
+                step.pulls_ended = pulls_ended
+                steps.append(step)
         refused, self._refused = self._refused, []
         steps += [self._step(rank, time.monotonic(), [output]) for rank, output in refused]
         return steps
@@ -234,25 +165,38 @@ class VllmEngine:
         self._steps[rank] += 1
         return StepOutputs(rank=rank, step=self._steps[rank], at_s=at_s, outputs=outputs)
 
-    def _outputs(self, batch: Any) -> list[RequestOutput]:
-        """Translate what is still wanted; release what nobody will ask for."""
+    def _outputs(self, batch: Any) -> tuple[list[RequestOutput], list[str]]:
+        """Translate what is still wanted, and name the aborted requests whose pull has ended."""
         wanted: list[RequestOutput] = []
+        pulls_ended: list[str] = []
         for output in batch.outputs:
             name = output.request_id
             running = self._ledger.running(name)
-            ours = None
-            if running is not None:
-                ours = translate(output, hold=running.hold, pulls=self._decodes)
-                wanted.append(ours)
-            if output.finish_reason is None:
+            if running is None:
+                self._unwanted(batch.engine_index, output, pulls_ended)
                 continue
-            if ours is not None and ours.held is not None:
+            running.started = True
+            ours = translate(output, hold=running.hold, pulls=self._decodes)
+            wanted.append(ours)
+            if ours.held is not None:
                 self._ledger.held(name, ours.held.expires_at_s)
-                continue
-            self._ledger.ended(name)
-            if not self._decodes and holds_blocks(output):
-                self._release_late(batch.engine_index, name)
-        return wanted
+            elif output.finish_reason is not None:
+                self._ledger.ended(name)
+                self._release_if_held(batch.engine_index, output)
+        return wanted, pulls_ended
+
+    def _unwanted(self, rank: int, output: Any, pulls_ended: list[str]) -> None:
+        """Take what still matters from the output of a request that was given up."""
+        if self._decodes:
+            if ends_pull(output) and self._ledger.pull_ended(output.request_id):
+                pulls_ended.append(output.request_id)
+        elif output.finish_reason is not None:
+            self._release_if_held(rank, output)
+
+    def _release_if_held(self, rank: int, output: Any) -> None:
+        """Release what a prefill engine holds for a request that nobody will hand over."""
+        if not self._decodes and holds_blocks(output):
+            self._release_late(rank, output.request_id)
 
     def _release_late(self, rank: int, request_id: str) -> None:
         """Free what an engine holds for a request that ended as, or after, we gave it up."""

@@ -27,6 +27,8 @@ class Running:
 
     rank: int
     hold: bool
+    started: bool = False
+    """It has given an output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,14 @@ class Ledger:
     Invariants, asserted by `check`:
       G1  an id is in at most one of running and holding
       G2  an id that came after its release holds nothing
-      G3  there are at most TOMBSTONES_MAX tombstones
+      G3  a request whose pull's end is awaited is not running
+      G4  there are at most TOMBSTONES_MAX tombstones
     """
 
-    def __init__(self, *, lease_ttl_s: float) -> None:
+    def __init__(self, *, lease_ttl_s: float, pulls: bool) -> None:
         self._lease_ttl_s = lease_ttl_s
+        self._pulls = pulls
+        self._pulling: set[str] = set()
         self._running: dict[str, Running] = {}
         self._holding: OrderedDict[str, Holding] = OrderedDict()
         self._tombstones: OrderedDict[str, float] = OrderedDict()
@@ -64,11 +69,15 @@ class Ledger:
     def admit(self, request_id: str, *, rank: int, hold: bool, now_s: float) -> Admission:
         """Register a submitted id, or refuse it."""
         self._sweep(now_s)
-        if request_id in self._running or request_id in self._holding:
+        if self._is_live(request_id):
             return Admission.REFUSE
         released = hold and request_id in self._tombstones
         self._running[request_id] = Running(rank, hold and not released)
         return Admission.RUN_WITHOUT_HOLD if released else Admission.RUN
+
+    def _is_live(self, request_id: str) -> bool:
+        """True if the engine may know this id."""
+        return any(request_id in ids for ids in (self._running, self._holding, self._pulling))
 
     def running(self, request_id: str) -> Running | None:
         """Return the request if outputs for it are wanted."""
@@ -88,7 +97,20 @@ class Ledger:
 
     def aborted(self, request_ids: Iterable[str]) -> list[str]:
         """Stop outputs of these ids and return those that the engine must be told of."""
-        return [name for name in request_ids if self._running.pop(name, None) is not None]
+        stopped = []
+        for name in request_ids:
+            if (running := self._running.pop(name, None)) is not None:
+                stopped.append(name)
+                if self._pulls and not running.started:
+                    self._pulling.add(name)
+        return stopped
+
+    def pull_ended(self, request_id: str) -> bool:
+        """True, once, for a request that was aborted before its first output."""
+        if request_id not in self._pulling:
+            return False
+        self._pulling.remove(request_id)
+        return True
 
     def released(self, request_ids: Iterable[str], now_s: float) -> Release:
         """Give up what these ids hold, will hold, or would have held."""
@@ -121,4 +143,5 @@ class Ledger:
         assert not any(
             self._running[name].hold for name in self._running.keys() & self._tombstones.keys()
         ), "G2"
-        assert len(self._tombstones) <= TOMBSTONES_MAX, "G3"
+        assert not self._running.keys() & self._pulling, "G3"
+        assert len(self._tombstones) <= TOMBSTONES_MAX, "G4"

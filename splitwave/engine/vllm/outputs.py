@@ -19,6 +19,7 @@ GUARD_REASONS = {
 }
 EXPIRES_KEY = "splitwave_expires_at_s"
 PULLED_KEY = "splitwave_pulled"
+PULL_ENDED_KEY = "splitwave_pull_ended"
 
 FINISHES = {
     STOP: FinishReason.STOP,
@@ -35,6 +36,8 @@ def translate(output: Any, *, hold: bool, pulls: bool) -> RequestOutput:
     ours = RequestOutput(engine_request_id=output.request_id, token_ids=output.new_token_ids)
     if output.new_logprobs is not None:
         ours.logprobs = logprobs(output.new_logprobs)
+    if output.prefill_stats is not None and not pulls:
+        ours.cached_tokens = output.prefill_stats.num_local_cached_tokens
     params = output.kv_transfer_params
     if params and PULLED_KEY in params:
         pulled = params[PULLED_KEY]
@@ -75,6 +78,12 @@ def failure(finish_reason: int, stop_reason: object, *, pulls: bool) -> tuple[Re
         return Reason.WORKER_LOST, "the engine dropped the request while it stopped"
     name = why.removeprefix(GUARD_PREFIX)
     return GUARD_REASONS.get(name, Reason.INTERNAL), f"the engine's guard ended it: {name}"
+
+
+def ends_pull(output: Any) -> bool:
+    """True if a decode engine reads nothing of this request's handoff any more."""
+    params = output.kv_transfer_params or {}
+    return PULL_ENDED_KEY in params or PULLED_KEY in params or output.finish_reason is not None
 
 
 def holds_blocks(output: Any) -> bool:

@@ -48,19 +48,24 @@ def first_token_only(sampling: Sampling) -> Sampling:
     )
 
 
-def build(sampling: Sampling, transfer: dict[str, Any] | None) -> Any:
-    """Make vLLM's SamplingParams; ValueError if it refuses the values.
+def build(sampling: Sampling, transfer: dict[str, Any] | None, model_config: Any) -> Any:
+    """Make vLLM's SamplingParams; ValueError if it, or the model, does not allow the values.
 
     The core knows end-of-sequence ids only through this update: they end a generation unless
     ignore_eos is set, and min_tokens keeps them back either way.
     """
     from vllm import SamplingParams
+    from vllm.exceptions import VLLMClientError
 
-    params = SamplingParams(
-        **arguments(sampling), extra_args={"kv_transfer_params": transfer} if transfer else None
-    )
-    if sampling.eos_token_ids:
-        params.update_from_generation_config(
-            {"eos_token_id": list(sampling.eos_token_ids)}, sampling.eos_token_ids[0]
+    try:
+        params = SamplingParams(
+            **arguments(sampling), extra_args={"kv_transfer_params": transfer} if transfer else None
         )
+        if sampling.eos_token_ids:
+            params.update_from_generation_config(
+                {"eos_token_id": list(sampling.eos_token_ids)}, sampling.eos_token_ids[0]
+            )
+        params.verify(model_config, None, None, None)
+    except (VLLMClientError, OverflowError) as error:
+        raise ValueError(str(error)) from error
     return params

@@ -36,10 +36,18 @@ PRELOADED = (
     "vllm.v1.core.sched.scheduler",
     "vllm.model_executor.model_loader",
     "vllm.model_executor.layers.fused_moe.layer",
+    "vllm.model_executor.layers.quantization.compressed_tensors.utils",
+    "vllm.model_executor.layers.quantization.online.base",
     "vllm.model_executor.models.mixtral",
+    "vllm.distributed.elastic_ep.elastic_execute",
+    "vllm.distributed.device_communicators.all2all",
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
 )
-PRELOADED_ON_CPU = ("vllm.v1.worker.cpu_worker", "vllm.v1.attention.backends.cpu_attn")
+PRELOADED_ON_CPU = (
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.attention.backends.cpu_attn",
+    "splitwave.engine.vllm.cpu.communicator",
+)
 PRELOAD_ENV = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
