@@ -1,0 +1,136 @@
+"""What is left of a request, and whether it may be tried once more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from splitwave.core.deadline import Deadline
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.generation import Request, Sampling, attempt_id, first_token_is_kept
+
+ATTEMPTS_MAX = 4
+"""Prefills that one request may cost, the first included."""
+DEATHS_MAX = 2
+"""Worker deaths at which a request was running before it is suspected of being their cause."""
+PROMPT_MIN_TOKENS = 2
+"""A shorter prompt cannot have its first token made by decode, whose steps begin at 1 or later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One choice of one request, as `generate` serves it."""
+
+    request: Request
+    key: str
+    """Made by the router and unique, since ids of attempts and handoffs begin with it; clients
+    choose request ids, and two may choose the same."""
+    deadline: Deadline
+    stall_max_s: float
+    choice: int = 0
+    reserve_tokens: int = 256
+    """Completion tokens whose KV is reserved at the first attempt, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What one attempt has to do."""
+
+    token_ids: Sequence[int]
+    """The prompt and the tokens that the client has."""
+    offset: int
+    """How many tokens the client has."""
+    sampling: Sampling
+    """With the budgets that are left."""
+
+    @property
+    def keeps_first_token(self) -> bool:
+        """True if prefill's token is shown."""
+        return first_token_is_kept(self.sampling)
+
+    @property
+    def ends_in_prefill(self) -> bool:
+        """True if prefill's token is the last, so that no decode group is needed."""
+        return self.keeps_first_token and self.sampling.max_tokens == 1
+
+
+def rest_of(request: Request, shown: Sequence[int]) -> Rest:
+    """The rest of a request whose client has `shown`.
+
+    Seeds, penalties and min_tokens start afresh behind them: a resumed generation
+    continues what was shown, but need not equal the one that was interrupted.
+    """
+    if not shown:
+        return Rest(request.token_ids, 0, request.sampling)
+    sampling = replace(
+        request.sampling,
+        max_tokens=request.sampling.max_tokens - len(shown),
+        min_tokens=max(0, request.sampling.min_tokens - len(shown)),
+    )
+    assert sampling.max_tokens > 0
+    return Rest([*request.token_ids, *shown], len(shown), sampling)
+
+
+def room_tokens(call: Call, rest: Rest) -> int:
+    """Tokens whose KV is reserved in decode for an attempt.
+
+    A resumed request is let in only with room for all that is left of it, so that
+    running out of blocks cannot interrupt it again.
+    """
+    budget = rest.sampling.max_tokens
+    return len(rest.token_ids) + (budget if rest.offset else min(budget, call.reserve_tokens))
+
+
+def refuse_impossible(request: Request) -> None:
+    """Raise for what split serving cannot do, by name."""
+    if len(request.token_ids) >= PROMPT_MIN_TOKENS or first_token_is_kept(request.sampling):
+        return
+    raise ServingError(
+        Reason.UNSUPPORTED_FEATURE,
+        "prompt: one token is too short for seed, min_tokens or penalties, whose first token"
+        " must come from decode; give a longer prompt or leave them out",
+    )
+
+
+class NoAnswer(ServingError):
+    """A worker did not answer in its share of the time: lost to us, but not seen to die."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.WORKER_LOST, message)
+
+
+@dataclass(slots=True)
+class Trail:
+    """What the attempts of one request have come to. Times are seconds."""
+
+    attempts: int = 0
+    deaths: int = 0
+    at_work: bool = False
+    """True while a worker has the request, so that its death may be the request's doing."""
+    avoid_prefill: set[str] = field(default_factory=set)
+    """Prefill workers that were lost with it."""
+    grant_wait_s: float = 0.0
+    prefill_s: float = 0.0
+    handoff_s: float = 0.0
+    handoff_bytes: int = 0
+    cached_tokens: int = 0
+    _ids: int = 0
+
+    def next_id(self, call: Call) -> str:
+        """A fresh id for a handoff, and for the submission that carries it."""
+        self._ids += 1
+        return attempt_id(call.key, call.choice, self._ids)
+
+    def failed(self, error: ServingError) -> None:
+        """Count an attempt's failure; raise if the request ends with it."""
+        died = error.reason is Reason.WORKER_LOST and not isinstance(error, NoAnswer)
+        if died and self.at_work:
+            self.deaths += 1
+        self.at_work = False
+        if self.deaths >= DEATHS_MAX:
+            raise ServingError(
+                Reason.REQUEST_QUARANTINED,
+                f"it was running at {self.deaths} worker deaths and is not tried again",
+            ) from error
+        # The fleet as a whole has no room: it says so after asking everyone.
+        final = error.reason is Reason.OVERLOADED or not error.reason.resumable
+        if final or self.attempts >= ATTEMPTS_MAX:
+            raise error

@@ -1,0 +1,207 @@
+"""All workers of one router: who they are, room in decode, prefill, releases, budgets."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+
+from services.router.budget import ResumeBudget
+from services.router.discovery import Share, Workers, follow
+from services.router.generate import RoomNeed
+from services.router.grants import Rooms, TakenRoom
+from services.router.held import Held
+from services.router.peer import DecodePeer, Dial
+from services.router.prefill_client import PrefillPeer, PrefillPool, PrefillTransport
+from services.router.releases import Releases
+from services.router.session import Session
+from splitwave.core.deadline import Deadline
+from splitwave.core.prefill import PrefillCall, PrefillResult
+
+LEAVING_LOOK_EVERY_S = 1.0
+"""How often a worker that is no longer listed is looked at: it goes when nothing runs there."""
+
+PREFILL_LINGER_S = 60.0
+"""How long a prefill worker that is no longer listed can be called, for answers and releases."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """What a fleet is made of and what it may spend."""
+
+    router_id: str
+    """Unique for ever: ids of sessions begin with it."""
+    prefill: Workers
+    decode: Workers
+    share: Share = field(default_factory=Share)
+    resolve_every_s: float = 3.0
+    resumes_per_s: float = 32.0
+    resumes_burst: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How workers are reached: gRPC in production, memory in the simulator."""
+
+    dial_decode: Dial
+    connect_prefill: Callable[[str], PrefillTransport]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the workers that are there can serve."""
+
+    model_len_max_tokens: int
+    """Prompt and completion together."""
+
+
+class WorkerFleet:
+    """The production `Fleet`. Use `running` to start and stop one."""
+
+    def __init__(
+        self, settings: FleetSettings, network: Network, chance: Callable[[], float]
+    ) -> None:
+        """`chance` returns numbers in [0, 1)."""
+        self._settings = settings
+        self._network = network
+        self._decode: dict[str, DecodePeer] = {}
+        self._prefill: dict[str, PrefillPeer] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.rooms = Rooms(self.sessions, chance)
+        self.prefill_pool = PrefillPool(lambda: self._prefill.values())
+        self.releases = Releases(self.prefill_pool.by_worker)
+        self._resumes = ResumeBudget(
+            per_s=settings.resumes_per_s, burst=settings.resumes_burst, now_s=_now_s()
+        )
+
+    def sessions(self) -> list[Session]:
+        """Sessions that may get new work if they are usable."""
+        return [peer.session for peer in self._decode.values() if not peer.leaving]
+
+    # What a request needs.
+
+    async def decode_room(self, need: RoomNeed) -> TakenRoom:
+        """Take room in a decode group. Raises OVERLOADED or POOL_UNAVAILABLE."""
+        return await self.rooms.take(need)
+
+    def hold(self, handoff_id: str) -> Held:
+        """Own a handoff until decode has accepted it; released in the background otherwise."""
+        return Held(handoff_id, self.releases.start)
+
+    async def prefill(
+        self, call: PrefillCall, held: Held, deadline: Deadline, avoid: frozenset[str]
+    ) -> PrefillResult:
+        """Place and compute a prompt; workers that take no more are passed over."""
+        return await self.prefill_pool.prefill(call, held, deadline, avoid)
+
+    def spend_resume(self) -> None:
+        """Take one attempt from the budget, or raise RESUME_BUDGET_EXHAUSTED."""
+        self._resumes.spend(_now_s())
+
+    def limits(self) -> Limits | None:
+        """What can be served now; None while no decode worker is there."""
+        lengths = [
+            session.welcome.model_len_max_tokens
+            for session in self.sessions()
+            if session.welcome is not None and session.over is None
+        ]
+        return Limits(min(lengths)) if lengths else None
+
+    def ready(self) -> bool:
+        """True if a request could be served: both roles are there."""
+        prefill = any(p.queue is not None and not p.queue.draining for p in self._prefill.values())
+        return prefill and any(session.usable for session in self.sessions())
+
+    # Membership.
+
+    def list_decode(self, addresses: list[str]) -> None:
+        """Serve exactly these decode workers; others finish what runs there and go."""
+        for address in addresses:
+            peer = self._decode.get(address)
+            if peer is None:
+                peer = DecodePeer(
+                    address, self._network.dial_decode, self._settings.router_id, self.rooms
+                )
+                self._decode[address] = peer
+                self._spawn(f"decode {address}", peer.run())
+            peer.leaving = False
+        for address, peer in self._decode.items():
+            if address not in addresses and not peer.leaving:
+                peer.leaving = True
+                self._spawn(f"leave decode {address}", self._leave(address, peer))
+
+    def list_prefill(self, addresses: list[str]) -> None:
+        """Serve exactly these prefill workers; others answer what they were asked and go."""
+        for address in addresses:
+            peer = self._prefill.get(address)
+            if peer is None:
+                peer = PrefillPeer(address, self._network.connect_prefill(address))
+                self._prefill[address] = peer
+                watch = peer.watch(self._settings.router_id, self.prefill_pool)
+                self._spawn(f"prefill {address}", watch)
+            peer.leaving = False
+        for address, peer in self._prefill.items():
+            if address not in addresses and not peer.leaving:
+                peer.leaving = True
+                self._spawn(f"leave prefill {address}", self._leave_prefill(address, peer))
+
+    async def _leave_prefill(self, address: str, peer: PrefillPeer) -> None:
+        await asyncio.sleep(PREFILL_LINGER_S)
+        if peer.leaving:
+            del self._prefill[address]
+            self._tasks[f"prefill {address}"].cancel()
+            await peer.transport.close()
+
+    async def _leave(self, address: str, peer: DecodePeer) -> None:
+        while peer.leaving and peer.session.running:  # noqa: ASYNC110  # no event says so
+            await asyncio.sleep(LEAVING_LOOK_EVERY_S)
+        if peer.leaving:
+            del self._decode[address]
+            self._tasks[f"decode {address}"].cancel()
+
+    def _spawn(self, name: str, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks[name] = task
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(task.get_name()) is task:
+            del self._tasks[task.get_name()]
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("%s: our bug", task.get_name(), exc_info=task.exception())
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["WorkerFleet"]:
+        """Follow the workers until the block ends; then finish releases and let go of all."""
+        settings = self._settings
+        for role, workers, listed in (
+            ("decode", settings.decode, self.list_decode),
+            ("prefill", settings.prefill, self.list_prefill),
+        ):
+            self._spawn(
+                f"follow {role}", follow(workers, settings.share, listed, settings.resolve_every_s)
+            )
+        try:
+            yield self
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        sessions = [t for name, t in self._tasks.items() if name.startswith("decode ")]
+        await _cancel(sessions)
+        await self.releases.drained()
+        await _cancel(list(self._tasks.values()))
+        for peer in self._prefill.values():
+            await peer.transport.close()
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,292 @@
+"""Room in decode groups, as a router spends it: the float of each session, asks, and who waits.
+
+The workers decide on which rank and whether there is room; a router only spends
+what it was given, and asks where it has none.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.placement import roomier, two_choices
+from splitwave.core.session import AskGrant, CancelAsk, Granted, ReturnGrants, Submit, TakeGrant
+
+if TYPE_CHECKING:
+    from services.router.generate import RoomNeed, Sink
+    from services.router.held import Held
+    from services.router.session import Attempt, Session
+
+TTL_MARGIN = 0.25
+"""Share of a grant's time to live that is left for the take to reach the worker."""
+ANSWER_GRACE_S = 1.0
+"""How long past its patience an ask's refusal may take to arrive."""
+POOL_WAIT_S = 5.0
+"""How long a request waits for any worker to be there."""
+
+
+class GrantFloat:
+    """Unspent grants of one session that were pushed unasked.
+
+    Invariant: none is handed out after its time, less the margin.
+    """
+
+    def __init__(self) -> None:
+        self._grants: dict[str, tuple[Granted, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def add(self, granted: Granted, now_s: float) -> None:
+        """A grant came; its time to live counts from now."""
+        expires_at_s = now_s + granted.ttl_s * (1.0 - TTL_MARGIN)
+        self._grants[granted.grant_id] = (granted, expires_at_s)
+
+    def take(self, blocks: int, now_s: float) -> Granted | None:
+        """The smallest live grant of at least `blocks`, which leaves the float."""
+        self._sweep(now_s)
+        fit = (granted for granted, _ in self._grants.values() if granted.blocks >= blocks)
+        best = min(fit, key=lambda granted: granted.blocks, default=None)
+        if best is not None:
+            del self._grants[best.grant_id]
+        return best
+
+    def clear(self) -> None:
+        """The session is over."""
+        self._grants.clear()
+
+    def _sweep(self, now_s: float) -> None:
+        for grant_id in [x for x, (_, at_s) in self._grants.items() if at_s <= now_s]:
+            del self._grants[grant_id]  # The worker takes it back by itself.
+
+
+class TakenRoom:
+    """A grant that is kept for one request; its `with` block gives back what was not spent."""
+
+    def __init__(self, session: "Session", granted: Granted) -> None:
+        assert session.welcome is not None
+        self._session = session
+        self._spent = False
+        self.grant_id = granted.grant_id
+        self.worker_id = session.welcome.worker_id
+        self.kv_layout = session.welcome.kv_layout
+
+    def __enter__(self) -> "TakenRoom":
+        """Begin to own the room."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back unless a submission spent it."""
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Return the grant, once."""
+        if not self._spent:
+            self._spent = True
+            self._session.post(ReturnGrants((self.grant_id,)))
+
+    async def submit(self, submit: Submit, held: "Held", sink: "Sink") -> "Attempt":
+        """Spend the grant; return once the worker has accepted, or raise why it has not."""
+        assert not self._spent
+        self._spent = True
+        attempt = self._session.submit(submit, held, sink)
+        await attempt.accepted()
+        return attempt
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """A request that waits for room, with an ask at one worker at a time."""
+
+    need: "RoomNeed"
+    done: asyncio.Future[TakenRoom | ServingError]
+    ask_id: str = ""
+    asked: "Session | None" = None
+    refused_by: dict[str, ServingError] = field(default_factory=dict)
+    """By session id."""
+
+
+class Rooms:
+    """Who gets the room that workers grant: requests in the order of arrival.
+
+    A request takes from a float if one fits, else it asks one worker, the roomier of
+    two chosen by chance. A grant that then comes unasked serves the oldest waiter it fits.
+    """
+
+    def __init__(
+        self, sessions: Callable[[], Iterable["Session"]], chance: Callable[[], float]
+    ) -> None:
+        """`sessions` lists all there are; `chance` returns numbers in [0, 1)."""
+        self._sessions = sessions
+        self._chance = chance
+        self._ids = itertools.count(1)
+        self._waiters: dict[_Waiter, None] = {}  # An ordered set.
+        self._asks: dict[str, _Waiter] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for room."""
+        return len(self._waiters)
+
+    async def take(self, need: "RoomNeed") -> TakenRoom:
+        """Take room. Raises OVERLOADED or INVALID_REQUEST as a worker said, or POOL_UNAVAILABLE."""
+        room = self._from_float(need)  # Whoever waits longer and fits was served before.
+        if room is not None:
+            return room
+        waiter = _Waiter(need, asyncio.get_running_loop().create_future())
+        self._waiters[waiter] = None
+        self._ask(waiter)
+        try:
+            room_or_error = await self._answer(waiter)
+        except BaseException:
+            _give_back_unseen(waiter)
+            raise
+        finally:
+            del self._waiters[waiter]
+            self._withdraw(waiter)
+        if isinstance(room_or_error, ServingError):
+            raise room_or_error
+        return room_or_error
+
+    async def _answer(self, waiter: _Waiter) -> TakenRoom | ServingError:
+        """Wait while there is patience: long for room, short for any worker to be there."""
+        pool_until_s = _now_s() + POOL_WAIT_S
+        while not waiter.done.done():
+            until_s = waiter.need.waits_until.at_s
+            until_s = (
+                min(until_s, pool_until_s) if waiter.asked is None else until_s + ANSWER_GRACE_S
+            )
+            if _now_s() >= until_s:
+                return self._out_of_patience(waiter)
+            await asyncio.wait((waiter.done,), timeout=until_s - _now_s())
+        return waiter.done.result()
+
+    # What sessions report.
+
+    def granted(self, session: "Session", granted: Granted) -> None:
+        """Give a grant to the request that asked for it, or put it into the session's float."""
+        waiter = self._asks.pop(granted.ask_id, None)
+        if granted.ask_id and (waiter is None or waiter.done.done()):
+            # Its ask was withdrawn, and the worker takes it back with that.
+            return
+        if waiter is None:
+            session.float.add(granted, _now_s())
+            return
+        waiter.ask_id, waiter.asked = "", None
+        waiter.done.set_result(self._taken(session, granted, waiter.need))
+
+    def refused(self, session: "Session", ask_id: str, error: ServingError) -> None:
+        """An ask gets no grant there: ask the next worker, or give up with that error."""
+        waiter = self._asks.pop(ask_id, None)
+        if waiter is None or waiter.done.done():
+            return
+        waiter.ask_id, waiter.asked = "", None
+        waiter.refused_by[session.session_id] = error
+        if error.reason is Reason.INVALID_REQUEST or waiter.need.waits_until.passed(_now_s()):
+            waiter.done.set_result(error)
+        else:
+            self._ask(waiter)
+
+    def changed(self) -> None:
+        """Floats or loads changed: serve who waits, in order."""
+        for waiter in list(self._waiters) if self._has_float() else ():
+            room = None if waiter.done.done() else self._from_float(waiter.need)
+            if room is not None:
+                self._withdraw(waiter)
+                waiter.done.set_result(room)
+
+    def session_changed(self) -> None:
+        """A session came, broke or ended: ask anew where an ask is lost, or was never made."""
+        for waiter in list(self._waiters):
+            if waiter.asked is not None and not waiter.asked.connected:
+                self._withdraw(waiter)
+            if waiter.asked is None and not waiter.done.done():
+                self._ask(waiter)
+        self.changed()
+
+    def _has_float(self) -> bool:
+        return any(session.usable and session.float for session in self._sessions())
+
+    # How a request gets room.
+
+    def _fitting(self, need: "RoomNeed") -> list["Session"]:
+        return [
+            session
+            for session in self._sessions()
+            if session.usable
+            and session.welcome is not None
+            and session.welcome.worker_id not in need.avoid
+            and need.kv_layout in ("", session.welcome.kv_layout)
+        ]
+
+    def _from_float(self, need: "RoomNeed") -> TakenRoom | None:
+        now_s = _now_s()
+        for session in sorted(self._fitting(need), key=lambda x: -x.load.seats_free):
+            granted = session.float.take(_blocks(session, need), now_s)
+            if granted is not None:
+                return self._taken(session, granted, need)
+        return None
+
+    def _taken(self, session: "Session", granted: Granted, need: "RoomNeed") -> TakenRoom:
+        """Keep a grant for a request: the worker holds it until the request's own time is up."""
+        keep_s = need.keep_until.remaining_s(_now_s())
+        blocks = min(_blocks(session, need), granted.blocks)
+        session.post(TakeGrant(granted.grant_id, blocks, keep_s))
+        return TakenRoom(session, granted)
+
+    def _ask(self, waiter: _Waiter) -> None:
+        """Ask the roomier of two workers; without any, wait for one to come."""
+        fitting = self._fitting(waiter.need)
+        unasked = [x for x in fitting if x.session_id not in waiter.refused_by]
+        if not unasked:
+            if waiter.refused_by and fitting:
+                waiter.done.set_result(_soonest(waiter.refused_by.values()))
+            return
+        a, b = two_choices(len(unasked), self._chance(), self._chance())
+        session = unasked[a] if roomier(unasked[a].load, unasked[b].load) else unasked[b]
+        waiter.ask_id, waiter.asked = f"a{next(self._ids)}", session
+        self._asks[waiter.ask_id] = waiter
+        wait_s = waiter.need.waits_until.remaining_s(_now_s())
+        session.post(AskGrant(waiter.ask_id, _blocks(session, waiter.need), wait_s))
+
+    def _withdraw(self, waiter: _Waiter) -> None:
+        """Take an ask back; a grant already on its way for it goes back by that."""
+        if waiter.asked is not None:
+            self._asks.pop(waiter.ask_id, None)
+            waiter.asked.post(CancelAsk(waiter.ask_id))
+            waiter.ask_id, waiter.asked = "", None
+
+    def _out_of_patience(self, waiter: _Waiter) -> ServingError:
+        if waiter.refused_by:
+            return _soonest(waiter.refused_by.values())
+        if waiter.asked is not None:
+            return ServingError(
+                Reason.OVERLOADED, "no decode room came free in time", retry_after_s=1.0
+            )
+        return ServingError(
+            Reason.POOL_UNAVAILABLE, "no decode worker is reachable", retry_after_s=POOL_WAIT_S
+        )
+
+
+def _give_back_unseen(waiter: _Waiter) -> None:
+    """Room that came in the moment in which its request went away."""
+    if waiter.done.done():
+        room = waiter.done.result()
+        if isinstance(room, TakenRoom):
+            room.give_back()
+
+
+def _blocks(session: "Session", need: "RoomNeed") -> int:
+    assert session.welcome is not None
+    blocks = -(-need.tokens // session.welcome.block_size_tokens)
+    return min(blocks, session.welcome.blocks_per_rank)
+
+
+def _soonest(errors: Iterable[ServingError]) -> ServingError:
+    return min(errors, key=lambda error: error.retry_after_s or float("inf"))
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

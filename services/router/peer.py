@@ -1,0 +1,149 @@
+"""One decode worker as this router sees it: a session, kept alive over broken connections."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol
+
+from services.router.backoff import Backoff
+from services.router.session import RoomEvents, Session
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.session import Ack, Hello, NumberGap, RouterMessage, Welcome
+
+WELCOME_WAIT_S = 5.0
+"""How long a worker may take to answer Hello."""
+
+_log = logging.getLogger(__name__)
+
+
+class Received(NamedTuple):
+    """One message that came, still to be read: a repeat never is."""
+
+    number: int
+    read: Callable[[Callable[[int], bool]], object]
+    """Takes "did the attempt in this slot ask for log probabilities"; returns the message."""
+
+
+class Connection(Protocol):
+    """One call of DecodeService.Session. Every method raises ServingError when it breaks."""
+
+    async def send(self, number: int, message: RouterMessage | Hello | Ack) -> None:
+        """Send one message."""
+
+    async def receive(self) -> Received | None:
+        """The next message, or None once the worker has ended the session."""
+
+
+Dial = Callable[[str], AbstractAsyncContextManager[Connection]]
+"""Connects to a decode worker's address; leaving the context breaks the connection."""
+
+
+class DecodePeer:
+    """Keeps one session with one worker, reattaches it when it breaks, starts a new one after."""
+
+    def __init__(self, address: str, dial: Dial, router_id: str, events: RoomEvents) -> None:
+        self.address = address
+        self.leaving = False
+        """True once the worker is no longer listed: what runs there is finished."""
+        self._dial = dial
+        self._router_id = router_id
+        self._events = events
+        self._ids = itertools.count(1)
+        self.session = self._new_session()
+
+    def _new_session(self) -> Session:
+        return Session(f"{self._router_id}/{self.address}/{next(self._ids)}", self._events)
+
+    async def run(self) -> None:
+        """Serve for ever, or until it is leaving and nothing runs."""
+        backoff = Backoff()
+        try:
+            while not self.leaving:
+                await self._live(self.session, backoff)
+                self.session = self._new_session()
+                await backoff.wait()
+        finally:
+            self.session.end(ServingError(Reason.WORKER_LOST, "the router has left the worker"))
+
+    async def _live(self, session: Session, backoff: Backoff) -> None:
+        """One session from its opening to its end, over any number of connections."""
+        broke_at_s = 0.0
+        while session.over is None:
+            error = await self._connect(session, broke_at_s, backoff)
+            now_s = asyncio.get_running_loop().time()
+            if session.connected:
+                session.detach()
+                broke_at_s = now_s
+            welcome = session.welcome
+            left_s = 0.0 if welcome is None else broke_at_s + welcome.reattach_s - now_s
+            if left_s <= 0.0 or error.reason is not Reason.WORKER_LOST:
+                session.end(ServingError(Reason.WORKER_LOST, f"decode session: {error.message}"))
+                return
+            await backoff.wait(left_s)
+
+    async def _connect(self, session: Session, broke_at_s: float, backoff: Backoff) -> ServingError:
+        """Connect and talk until it breaks; return why it did."""
+        wait_s = WELCOME_WAIT_S
+        if session.welcome is not None:
+            left_s = broke_at_s + session.welcome.reattach_s - asyncio.get_running_loop().time()
+            wait_s = max(0.0, left_s)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(wait_s):
+                    connection = await stack.enter_async_context(self._dial(self.address))
+                    welcome = await self._welcome(session, connection)
+                session.attach(welcome)
+                backoff.reset()
+                await self._talk(session, connection)
+        except ServingError as error:
+            return error
+        except TimeoutError:
+            return ServingError(Reason.WORKER_LOST, "the worker did not answer Hello in time")
+        raise AssertionError("talking ends with an error")
+
+    async def _welcome(self, session: Session, connection: Connection) -> Welcome:
+        await connection.send(0, session.hello(self._router_id))
+        received = await connection.receive()
+        welcome = None if received is None else received.read(session.asked_logprobs)
+        if not isinstance(welcome, Welcome):
+            raise ServingError(Reason.INTERNAL, "the worker's first message was no Welcome")
+        before = session.welcome
+        if before is not None and not (welcome.reattached and welcome.epoch == before.epoch):
+            raise ServingError(Reason.EPOCH_MISMATCH, "the worker no longer keeps the session")
+        return welcome
+
+    async def _talk(self, session: Session, connection: Connection) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_write(session, connection))
+                tasks.create_task(_read(session, connection))
+        except* ServingError as errors:
+            first = errors.exceptions[0]
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first
+
+
+async def _write(session: Session, connection: Connection) -> None:
+    """Send what the session puts into its outbox."""
+    while True:
+        while session.outbox:
+            number, message = session.outbox.popleft()
+            await connection.send(number, message)
+        if session.over is not None:
+            raise session.over
+        session.outbox_filled.clear()
+        await session.outbox_filled.wait()
+
+
+async def _read(session: Session, connection: Connection) -> None:
+    """The frame loop: feed what arrives to the session, which writes to the sinks."""
+    while (received := await connection.receive()) is not None:
+        try:
+            session.receive(received.number, received.read)
+        except NumberGap as gap:
+            raise ServingError(Reason.INTERNAL, str(gap)) from gap
+    raise ServingError(Reason.WORKER_LOST, "the worker ended the session")

@@ -1,0 +1,243 @@
+"""The prefill workers of one router: what their queues hold, where a prompt goes, and the call."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.router.attempts import NoAnswer
+from services.router.backoff import Backoff
+from services.router.held import Held
+from splitwave.core.deadline import Deadline
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.placement import PrefillQueue, place_prefill
+from splitwave.core.prefill import PrefillCall, PrefillResult
+from splitwave.core.worker import Role, WorkerDescription, WorkerLoad
+
+DESCRIBE_TIMEOUT_S = 2.0
+QUEUE_SHARE = 0.5
+"""Share of a prefill's time that it may wait for a place in a queue."""
+LOOK_AGAIN_S = 1.0
+"""How often a waiting prompt looks whether waiting still makes sense."""
+POOL_WAIT_S = 5.0
+"""How long a request waits for any prefill worker to be there."""
+
+
+class PrefillTransport(Protocol):
+    """One prefill worker's services. Every method raises ServingError."""
+
+    async def describe(self, timeout_s: float) -> WorkerDescription:
+        """What the worker is."""
+
+    def watch(self, router_id: str) -> AsyncIterator[tuple[int, WorkerLoad]]:
+        """The group's epoch and its load, at once and then on change."""
+
+    async def prefill(self, call: PrefillCall, timeout_s: float) -> PrefillResult:
+        """Compute one prompt. Cancelling it cancels the call."""
+
+    async def release(self, handoff_id: str, timeout_s: float) -> None:
+        """End a handoff that nobody will pull."""
+
+    async def close(self) -> None:
+        """Drop the connection."""
+
+
+class PrefillPeer:
+    """One prefill worker as this router sees it: `queue` is None while it is not there."""
+
+    def __init__(self, address: str, transport: PrefillTransport) -> None:
+        self.address = address
+        self.transport = transport
+        self.description: WorkerDescription | None = None
+        self.queue: PrefillQueue | None = None
+        self.leaving = False
+        """True once the worker is no longer listed: nothing new goes there."""
+
+    @property
+    def worker_id(self) -> str:
+        """Its id; empty before it has described itself."""
+        return "" if self.description is None else self.description.worker_id
+
+    def pairs_with(self, kv_layout: str) -> bool:
+        """True if a decode group of that layout can pull from here; empty: none follows."""
+        assert self.description is not None
+        return kv_layout in ("", self.description.kv_layout)
+
+    async def watch(self, router_id: str, pool: "PrefillPool") -> None:
+        """Follow the worker for ever, through its restarts."""
+        backoff = Backoff()
+        while True:
+            with contextlib.suppress(ServingError):
+                await self._follow(router_id, pool, backoff)
+            self.queue = None
+            await backoff.wait()
+
+    async def _follow(self, router_id: str, pool: "PrefillPool", backoff: Backoff) -> None:
+        description = await self.transport.describe(DESCRIBE_TIMEOUT_S)
+        if description.role is not Role.PREFILL:
+            raise ServingError(Reason.INTERNAL, f"{self.address} is no prefill worker")
+        async for epoch, load in self.transport.watch(router_id):
+            if epoch != description.epoch:
+                return  # Another life of the group: ask anew what it is.
+            backoff.reset()
+            self._observe(description, load)
+            pool.changed()
+
+    def _observe(self, description: WorkerDescription, load: WorkerLoad) -> None:
+        if self.queue is None:
+            self.description = description
+            self.queue = PrefillQueue(description.worker_id, [], description.batch_max_tokens)
+        self.queue.queued_by_rank = list(load.queued_tokens) or [0] * description.ranks
+        self.queue.draining = load.draining or not load.ready
+
+
+@dataclass(eq=False, slots=True)
+class _Wish:
+    """A prompt that wants a place."""
+
+    call: PrefillCall
+    avoid: frozenset[str]
+    """Not these workers if there are others."""
+    passed: dict[str, ServingError] = field(default_factory=dict)
+    """Not these workers: they refused it."""
+    placed: "asyncio.Future[PrefillPeer] | None" = None
+
+
+class PrefillPool:
+    """Places prompts: the worker with the fewest tokens to wait for, first come, first served."""
+
+    def __init__(self, peers: Callable[[], Iterable[PrefillPeer]]) -> None:
+        """`peers` lists all there are; they come and go."""
+        self._peers = peers
+        self._waiting: dict[_Wish, None] = {}  # An ordered set.
+
+    def by_worker(self, worker_id: str) -> PrefillPeer | None:
+        """The worker of that id, if it is known."""
+        for peer in self._peers():
+            if peer.worker_id == worker_id:
+                return peer
+        return None
+
+    async def prefill(
+        self, call: PrefillCall, held: Held, deadline: Deadline, avoid: frozenset[str]
+    ) -> PrefillResult:
+        """Place and compute a prompt. A worker that takes no more is passed over for the next."""
+        wish = _Wish(call, avoid)
+        while True:
+            peer = await self._place(wish, deadline)
+            try:
+                return await self._call(peer, call, held, deadline)
+            except ServingError as error:
+                if error.reason not in (Reason.OVERLOADED, Reason.WORKER_DRAINING):
+                    raise
+                wish.passed[held.worker_id] = error
+
+    def changed(self) -> None:
+        """Queues changed: place who waits, in order."""
+        for wish in self._waiting:
+            assert wish.placed is not None
+            if wish.placed.done():
+                continue
+            peer = self._reserve(wish)
+            if peer is None:
+                break  # In order: a long prompt must not starve behind short ones.
+            wish.placed.set_result(peer)
+
+    async def _call(
+        self, peer: PrefillPeer, call: PrefillCall, held: Held, deadline: Deadline
+    ) -> PrefillResult:
+        assert peer.description is not None
+        held.asked(peer.description.worker_id)
+        timeout_s = deadline.remaining_s(_now_s())
+        try:
+            result = await peer.transport.prefill(call, timeout_s)
+        except ServingError as error:
+            if error.reason in (Reason.OVERLOADED, Reason.WORKER_DRAINING):
+                held.nothing_held()
+            if error.reason is Reason.DEADLINE_EXCEEDED:
+                raise NoAnswer("prefill took longer than its share of the deadline") from error
+            raise
+        finally:
+            self._unreserve(peer, call)
+        if result.handoff is None:
+            held.nothing_held()
+        return result
+
+    async def _place(self, wish: _Wish, deadline: Deadline) -> PrefillPeer:
+        peer = None if self._waiting else self._reserve(wish)
+        if peer is not None:
+            return peer
+        wish.placed = asyncio.get_running_loop().create_future()
+        self._waiting[wish] = None
+        try:
+            return await self._wait(wish, wish.placed, deadline)
+        except BaseException:
+            if wish.placed.done():
+                self._unreserve(wish.placed.result(), wish.call)
+            raise
+        finally:
+            del self._waiting[wish]
+
+    async def _wait(
+        self, wish: _Wish, placed: "asyncio.Future[PrefillPeer]", deadline: Deadline
+    ) -> PrefillPeer:
+        began_s = _now_s()
+        queue_until_s = began_s + deadline.share_s(began_s, QUEUE_SHARE)
+        while not placed.done():
+            self._refuse_hopeless(wish)
+            there = bool(self._there())
+            until_s = queue_until_s if there else min(queue_until_s, began_s + POOL_WAIT_S)
+            if _now_s() >= until_s:
+                raise _no_room() if there else _no_worker()
+            await asyncio.wait((placed,), timeout=min(until_s - _now_s(), LOOK_AGAIN_S))
+        return placed.result()
+
+    def _refuse_hopeless(self, wish: _Wish) -> None:
+        """Raise if waiting cannot help: each worker has refused it, or cannot pair."""
+        there = self._there()
+        pairs = [peer for peer in there if peer.pairs_with(wish.call.kv_layout)]
+        if there and not pairs:
+            raise ServingError(
+                Reason.KV_LAYOUT_MISMATCH, "no prefill worker has the KV layout of the decode group"
+            )
+        refused = [wish.passed.get(peer.worker_id) for peer in pairs]
+        errors = [error for error in refused if error is not None]
+        if errors and len(errors) == len(pairs):
+            raise min(errors, key=lambda error: error.retry_after_s or float("inf"))
+
+    def _there(self) -> list[PrefillPeer]:
+        return [p for p in self._peers() if p.queue is not None and not p.leaving]
+
+    def _reserve(self, wish: _Wish) -> PrefillPeer | None:
+        """The worker to compute a prompt, with the prompt counted in its queue."""
+        peers = {p.worker_id: p for p in self._there() if p.pairs_with(wish.call.kv_layout)}
+        queues = [peer.queue for peer in peers.values() if peer.queue is not None]
+        tokens = len(wish.call.token_ids)
+        passed = frozenset(wish.passed)
+        chosen = place_prefill(queues, tokens, avoid=passed | wish.avoid) or place_prefill(
+            queues, tokens, avoid=passed
+        )
+        if chosen is None:
+            return None
+        chosen.placed[wish.call.handoff_id] = tokens
+        return peers[chosen.worker_id]
+
+    def _unreserve(self, peer: PrefillPeer, call: PrefillCall) -> None:
+        if peer.queue is not None:
+            peer.queue.placed.pop(call.handoff_id, None)
+        self.changed()
+
+
+def _no_room() -> ServingError:
+    message = "the queues of all prefill workers are full"
+    return ServingError(Reason.OVERLOADED, message, retry_after_s=1.0)
+
+
+def _no_worker() -> ServingError:
+    message = "no prefill worker is reachable"
+    return ServingError(Reason.POOL_UNAVAILABLE, message, retry_after_s=POOL_WAIT_S)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,376 @@
+"""The router's end of one session with a decode worker: what was sent, what runs, what came.
+
+Nothing here awaits but the two waits of an attempt: messages go into an outbox, and
+the connection's loop feeds what arrives. So the whole of it runs in the simulator.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from services.router.generate import Finish, Sink
+from services.router.grants import GrantFloat
+from services.router.held import Held
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.generation import FinishReason, OffsetBroken, TokenLogprob
+from splitwave.core.session import (
+    Accepted,
+    Ack,
+    Cancel,
+    Ended,
+    Frame,
+    Granted,
+    Grants,
+    GroupLoad,
+    Hello,
+    Link,
+    Refused,
+    RouterMessage,
+    Submit,
+    Welcome,
+    WorkerMessage,
+)
+
+LINK_KEPT_MAX = 8192
+"""Messages that the worker may leave unacknowledged before the session is given up."""
+SUBMITS_KEPT_MAX = 6144
+"""Beyond this many no submission is added, so that cancels still have room."""
+ACK_EVERY = 64
+"""Messages after which an acknowledgement is sent at once."""
+ACK_DELAY_S = 0.1
+"""Otherwise this long after the first unacknowledged one."""
+
+
+class RoomEvents(Protocol):
+    """Who hears of room in decode groups."""
+
+    def granted(self, session: "Session", granted: Granted) -> None:
+        """A grant came; if it answers an ask, that ask is over."""
+
+    def refused(self, session: "Session", ask_id: str, error: ServingError) -> None:
+        """An ask gets no grant from this worker."""
+
+    def changed(self) -> None:
+        """A session's float or load changed."""
+
+    def session_changed(self) -> None:
+        """A session came, broke or ended."""
+
+
+class Attempt:
+    """One submission and what becomes of it."""
+
+    __slots__ = ("_ended", "answered", "attempt_id", "held", "logprobs", "session", "sink")
+
+    def __init__(self, session: "Session", submit: Submit, held: Held, sink: Sink) -> None:
+        self.attempt_id = submit.attempt_id
+        self.logprobs = submit.sampling.logprobs is not None
+        self.session = session
+        self.held = held
+        self.sink: Sink | None = sink
+        """None once nobody wants its tokens."""
+        loop = asyncio.get_running_loop()
+        # Errors are results here: nobody may be left to retrieve an exception.
+        self.answered: asyncio.Future[ServingError | None] = loop.create_future()
+        self._ended: asyncio.Future[ServingError | Finish] = loop.create_future()
+
+    async def accepted(self) -> None:
+        """Wait for the worker's answer. Raises why it refused."""
+        try:
+            error = await self.answered
+        except BaseException:
+            self.session.cancel(self)
+            raise
+        if error is not None:
+            raise error
+
+    async def finish(self) -> Finish:
+        """Wait for its end. Raises what it failed with; cancels it if the caller is cancelled."""
+        try:
+            end = await self._ended
+        finally:
+            self.session.cancel(self)
+        if isinstance(end, ServingError):
+            raise end
+        return end
+
+    def answer(self, error: ServingError | None) -> None:
+        """The worker has accepted it, or refused it with an error."""
+        if not self.answered.done():
+            self.answered.set_result(error)
+
+    def end(self, end: ServingError | Finish) -> None:
+        """It is over; nobody wants further tokens."""
+        self.sink = None
+        if not self._ended.done():
+            self._ended.set_result(end)
+
+
+class Session:
+    """One session, from its first Hello to its end.
+
+    Invariants:
+      S1  an attempt is in `_unanswered` until its one answer, then in a slot until it ends
+      S2  each offer of a handoff is moved, returned or lost exactly once
+    """
+
+    def __init__(self, session_id: str, events: RoomEvents) -> None:
+        self.session_id = session_id
+        self.welcome: Welcome | None = None
+        self.connected = False
+        self.over: ServingError | None = None
+        self.load = GroupLoad(seats_free=0, blocks_free=0, asks_waiting=0, draining=False)
+        self.float = GrantFloat()
+        self.outbox: deque[tuple[int, RouterMessage | Ack]] = deque()
+        self.outbox_filled = asyncio.Event()
+        self._link: Link[RouterMessage] = Link(kept_max=LINK_KEPT_MAX)
+        self._events = events
+        self._unanswered: dict[str, Attempt] = {}
+        self._slots: dict[int, Attempt] = {}
+        self._acked = 0
+        self._ack_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def usable(self) -> bool:
+        """True if new work may go here."""
+        return (
+            self.connected and self.over is None and self.welcome is not None
+        ) and not self.load.draining
+
+    @property
+    def _kept(self) -> int:
+        return self._link.sent - self._link.acked
+
+    @property
+    def running(self) -> int:
+        """Attempts whose end is awaited."""
+        return len(self._unanswered) + sum(x.sink is not None for x in self._slots.values())
+
+    # Out: everything below is decided by requests.
+
+    def post(self, message: RouterMessage) -> None:
+        """Number a message and put it into the outbox; dropped if the session is over."""
+        if self.over is not None:
+            return
+        if self._kept >= LINK_KEPT_MAX:
+            self.end(ServingError(Reason.WORKER_LOST, "the worker stopped acknowledging"))
+            return
+        self._put((self._link.send(message), message))
+
+    def submit(self, submit: Submit, held: Held, sink: Sink) -> Attempt:
+        """Send a submission; its answer and its tokens come through the attempt."""
+        if self.over is not None:
+            raise self.over
+        if self._kept >= SUBMITS_KEPT_MAX:
+            raise ServingError(Reason.OVERLOADED, "the decode worker reads too slowly")
+        self.post(submit)
+        attempt = Attempt(self, submit, held, sink)
+        held.offered()
+        self._unanswered[attempt.attempt_id] = attempt
+        return attempt
+
+    def cancel(self, attempt: Attempt) -> None:
+        """Stop an attempt unless it is over. An unanswered one still gets its answer."""
+        if attempt.sink is None:
+            return
+        attempt.sink = None
+        self.post(Cancel((attempt.attempt_id,)))
+
+    # The connection.
+
+    def hello(self, router_id: str) -> Hello:
+        """The first message of a connection."""
+        known = (*self._unanswered, *(x.attempt_id for x in self._slots.values() if x.sink))
+        if self.welcome is None:
+            return Hello(router_id=router_id, session_id=self.session_id)
+        return Hello(
+            router_id=router_id,
+            session_id=self.session_id,
+            reattach=True,
+            epoch=self.welcome.epoch,
+            received_number=self._link.received,
+            attempt_ids=known,
+        )
+
+    def attach(self, welcome: Welcome) -> None:
+        """A connection begins: what the worker has not received is sent again."""
+        self.welcome = welcome
+        self._link.ack(welcome.received_number)
+        self.outbox = deque(self._link.replay())
+        self.outbox_filled.set()
+        self._acked = self._link.received
+        for attempt_id, known in welcome.known:
+            if not known:
+                self._forgotten(attempt_id)
+        self.connected = True
+        self._events.session_changed()
+
+    def detach(self) -> None:
+        """The connection broke. Grants and attempts stay; nothing new comes here."""
+        self.connected = False
+        self._events.session_changed()
+
+    def end(self, error: ServingError) -> None:
+        """The session is over for good: everything that ran in it is lost."""
+        if self.over is not None:
+            return
+        self.over, self.connected = error, False
+        self.float.clear()
+        self.outbox_filled.set()
+        self._stop_ack_timer()
+        for attempt in self._unanswered.values():
+            attempt.held.lost()
+            attempt.answer(error)
+            attempt.end(error)
+        for attempt in self._slots.values():
+            attempt.end(error)
+        self._unanswered.clear()
+        self._slots.clear()
+        self._events.session_changed()
+
+    # In: the connection's loop calls these.
+
+    def asked_logprobs(self, slot: int) -> bool:
+        """True if the attempt in a slot asked for log probabilities."""
+        attempt = self._slots.get(slot)
+        return attempt is not None and attempt.logprobs
+
+    def receive(self, number: int, read: Callable[[Callable[[int], bool]], object]) -> None:
+        """Take one message. Raises NumberGap or ServingError if the worker broke the contract."""
+        if number == 0:
+            message = read(self.asked_logprobs)
+            if isinstance(message, Ack):
+                self._link.ack(message.received_number)
+            return
+        if not self._link.receive(number):
+            return  # A repeat stays unread: its slots may name other attempts by now.
+        message = read(self.asked_logprobs)
+        assert isinstance(message, WorkerMessage)
+        self._take(message)
+        self._acknowledge()
+
+    def _take(self, message: WorkerMessage) -> None:
+        match message:
+            case Frame():
+                self._take_frame(message)
+            case Accepted():
+                attempt = self._answered(message.attempt_id)
+                self._slots[message.slot] = attempt
+                attempt.held.moved()
+                attempt.answer(None)
+            case Refused():
+                attempt = self._answered(message.attempt_id)
+                attempt.held.returned()
+                attempt.end(message.error)
+                attempt.answer(message.error)
+            case Grants():
+                self._take_grants(message)
+
+    def _answered(self, attempt_id: str) -> Attempt:
+        attempt = self._unanswered.pop(attempt_id, None)
+        if attempt is None:
+            raise _broken(f"{attempt_id} was answered, which waits for no answer")
+        return attempt
+
+    def _take_grants(self, message: Grants) -> None:
+        self.load = message.load
+        for ask_id, error in message.refused:
+            self._events.refused(self, ask_id, error)
+        for granted in message.grants:
+            self._events.granted(self, granted)
+        self._events.changed()
+
+    def _take_frame(self, frame: Frame) -> None:
+        """Give each attempt its tokens: every token of the router runs through this loop."""
+        tokens, rows, satisfied = 0, 0, []
+        for slot, offset, count in zip(frame.slots, frame.offsets, frame.token_counts, strict=True):
+            attempt = self._slots.get(slot)
+            if attempt is None:
+                raise _broken(f"slot {slot} has tokens and no attempt")
+            token_ids = frame.token_ids[tokens : tokens + count]
+            tokens += count
+            logprobs: Sequence[TokenLogprob] = ()
+            if attempt.logprobs:
+                logprobs = frame.logprobs[rows : rows + count]
+                rows += count
+            if attempt.sink is not None and not _write(attempt, offset, token_ids, logprobs):
+                satisfied.append(attempt.attempt_id)
+        for ended in frame.ended:
+            self._take_end(ended)
+            if ended.attempt_id in satisfied:
+                satisfied.remove(ended.attempt_id)
+        if satisfied:
+            self.post(Cancel(tuple(satisfied)))
+
+    def _take_end(self, ended: Ended) -> None:
+        attempt = self._slots.pop(ended.slot, None)
+        if attempt is None or attempt.attempt_id != ended.attempt_id:
+            raise _broken(f"{ended.attempt_id} ended in slot {ended.slot}, which is not its")
+        if ended.finish_reason is not None:
+            attempt.end(
+                Finish(
+                    ended.finish_reason, ended.stop_token_id, ended.handoff_bytes, ended.handoff_s
+                )
+            )
+        else:
+            attempt.end(ended.error or _broken(f"{ended.attempt_id} ended without a reason"))
+
+    def _forgotten(self, attempt_id: str) -> None:
+        """The worker does not know an attempt: fine if its submission is about to be sent again."""
+        if any(isinstance(m, Submit) and m.attempt_id == attempt_id for _, m in self.outbox):
+            return
+        error = ServingError(Reason.WORKER_LOST, "the worker forgot the attempt")
+        attempt = self._unanswered.pop(attempt_id, None)
+        if attempt is not None:
+            attempt.held.lost()
+            attempt.end(error)
+            attempt.answer(error)
+        for slot, other in list(self._slots.items()):
+            if other.attempt_id == attempt_id:
+                other.end(error)
+                del self._slots[slot]
+
+    # Acknowledgements: one for many messages.
+
+    def _acknowledge(self) -> None:
+        if self._link.received - self._acked >= ACK_EVERY:
+            self._send_ack()
+        elif self._ack_timer is None:
+            loop = asyncio.get_running_loop()
+            self._ack_timer = loop.call_later(ACK_DELAY_S, self._send_ack)
+
+    def _send_ack(self) -> None:
+        self._stop_ack_timer()
+        if self.connected and self._acked < self._link.received:
+            self._acked = self._link.received
+            self._put((0, Ack(self._acked)))
+
+    def _stop_ack_timer(self) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+
+    def _put(self, numbered: tuple[int, RouterMessage | Ack]) -> None:
+        self.outbox.append(numbered)
+        self.outbox_filled.set()
+
+
+def _write(
+    attempt: Attempt, offset: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
+) -> bool:
+    """Give tokens to their sink; False if it wants no more, or cannot take them."""
+    assert attempt.sink is not None
+    try:
+        if not attempt.sink.write(offset, token_ids, logprobs):
+            return True
+        attempt.end(Finish(FinishReason.STOP))
+    except OffsetBroken as error:
+        attempt.end(_broken(str(error)))
+    except Exception as error:  # noqa: BLE001  # One request's text must not end the others'.
+        attempt.end(ServingError(Reason.INTERNAL, f"the sink failed: {type(error).__name__}"))
+    return False
+
+
+def _broken(message: str) -> ServingError:
+    return ServingError(Reason.INTERNAL, f"{message}: a worker broke the contract")
