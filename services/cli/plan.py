@@ -1,0 +1,164 @@
+"""What a local stack consists of: settings in, commands and needs out. Starts nothing."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.cli.zygote import ForkedWorker
+
+BASE_BYTES = 600 * 2**20
+"""Memory of one engine process beside weights and KV cache (torch and vLLM, mostly)."""
+KV_BYTES = {"vllm": 256 * 2**20, "sim": 0}
+
+PRELOAD_VLLM = ("splitwave.engine.vllm.start:preload",)
+LOCAL_ENVIRONMENT = {
+    # One thread a rank: a local stack has more processes than cores.
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Settings of a local stack. Ports are on the loopback interface."""
+
+    model_path: Path
+    served_model: str
+    run_dir: Path
+    """Logs go here."""
+    engine: str = "vllm"
+    prefill_ranks: int = 1
+    decode_ranks: int = 2
+    experts: int = 0
+    """The model's experts; with more than one decode rank they are spread over the ranks."""
+    grpc_port: int = 8090
+    http_port: int = 8080
+    prefill_port: int = 8091
+    decode_port: int = 8092
+    side_channel_port: int = 8100
+    """First of the ports on which engine ranks describe their memory to one another."""
+    prefill_settings: Mapping[str, str] = field(default_factory=dict)
+    """More settings of the prefill group's engines, by name."""
+    decode_settings: Mapping[str, str] = field(default_factory=dict)
+    worker_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """More flags of a program, by its name: prefill, decode, router."""
+    environment_more: Mapping[str, str] = field(default_factory=dict)
+
+    stop_order = ("decode", "prefill")
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables of all workers."""
+        return {**LOCAL_ENVIRONMENT, **self.environment_more}
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """What the zygote calls before it forks."""
+        return PRELOAD_VLLM if self.engine == "vllm" else ()
+
+    @property
+    def router_grpc(self) -> str:
+        """Where GenerateService listens."""
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def router_http(self) -> str:
+        """Where the HTTP API listens."""
+        return f"127.0.0.1:{self.http_port}"
+
+    @property
+    def worker_addresses(self) -> dict[str, str]:
+        """Where each worker listens."""
+        return {
+            "prefill": f"127.0.0.1:{self.prefill_port}",
+            "decode": f"127.0.0.1:{self.decode_port}",
+        }
+
+    def listening(self) -> dict[str, str]:
+        """Every address that must be free, by the flag that changes it."""
+        addresses = {
+            "--grpc-port": self.router_grpc,
+            "--http-port": self.router_http,
+            "--prefill-port": f"127.0.0.1:{self.prefill_port}",
+            "--decode-port": f"127.0.0.1:{self.decode_port}",
+        }
+        if self.engine == "vllm":
+            for rank in range(self.prefill_ranks + self.decode_ranks):
+                flag = "--side-channel-port" if rank == 0 else f"--side-channel-port (+{rank})"
+                addresses[flag] = f"127.0.0.1:{self.side_channel_port + rank}"
+        return addresses
+
+    def log_path(self, name: str) -> Path:
+        """Log of one process."""
+        return self.run_dir / f"{name}.log"
+
+    def router_command(self) -> list[str]:
+        """How the router is started."""
+        addresses = self.worker_addresses
+        return [
+            sys.executable,
+            "-m",
+            "services.router",
+            *("--listen", self.router_grpc),
+            *("--http-listen", self.router_http),
+            *("--prefill", addresses["prefill"]),
+            *("--decode", addresses["decode"]),
+            *("--model-path", str(self.model_path)),
+            *("--model", self.served_model),
+            *self.worker_flags.get("router", ()),
+        ]
+
+    def forked_workers(self) -> tuple[ForkedWorker, ...]:
+        """The workers, in the order of their start."""
+        return (self._worker("prefill"), self._worker("decode"))
+
+    def _worker(self, role: str) -> ForkedWorker:
+        settings = self._engine_settings(role)
+        flags = [
+            *("--listen", self.worker_addresses[role]),
+            *("--worker-id", f"{role}-0"),
+            *("--engine", self.engine),
+            *("--model", self.served_model),
+            *("--log-dir", str(self.run_dir)),
+        ]
+        if self.engine == "vllm":
+            flags += ["--model-path", str(self.model_path)]
+        for name, value in settings.items():
+            flags += ["--engine-settings", f"{name}={value}"]
+        return ForkedWorker(
+            name=role,
+            module=f"services.{role}.main",
+            arguments=(*flags, *self.worker_flags.get(role, ())),
+            log_path=str(self.log_path(role)),
+        )
+
+    def _engine_settings(self, role: str) -> dict[str, str]:
+        ranks = self.prefill_ranks if role == "prefill" else self.decode_ranks
+        more = self.prefill_settings if role == "prefill" else self.decode_settings
+        settings = {"ranks": str(ranks)}
+        if self.engine == "vllm":
+            first = self.side_channel_port + (0 if role == "prefill" else self.prefill_ranks)
+            settings["side_channel_port"] = str(first)
+            settings["expert_parallel"] = str(ranks > 1 and self.experts > 1).lower()
+        return {**settings, **more}
+
+    def memory_bytes(self) -> int:
+        """Memory that the stack will take, roughly and not below the truth."""
+        ranks = self.prefill_ranks + self.decode_ranks
+        if self.engine != "vllm":
+            return 2 * 100 * 2**20
+        weights = sum(f.stat().st_size for f in self.model_path.glob("*.safetensors"))
+        return ranks * (BASE_BYTES + weights + KV_BYTES[self.engine])
+
+
+def read_experts(model_path: Path) -> int:
+    """How many routed experts a model has; 0 for a dense one or one that says nothing."""
+    try:
+        config = json.loads((model_path / "config.json").read_text())
+    except (OSError, ValueError):
+        return 0
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return next((int(config[name]) for name in names if config.get(name)), 0)
