@@ -52,6 +52,7 @@ class Handoffs(RuleBasedStateMachine):
         self.released: set[str] = set()
 
     def read(self, offer: Offer, now_s: float) -> bool:
+        self.expire()
         intact = self.prefill.pulled(offer, now_s)
         live = offer.request_id in self.held
         if live:
