@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,7 @@ ENCODE_ON_LOOP_MAX_CHARS: Final = 2_000
 class Tokenizer:
     """A model's tokenizer and what its directory says about text. Safe to share between threads."""
 
-    backend: tokenizers.Tokenizer
+    backend: tokenizers.Tokenizer = field(repr=False)
     decoding: Decoding
     eos_token_ids: frozenset[int]
     """Ids that end a generation: the tokenizer's own and those of generation_config.json."""
@@ -39,10 +39,10 @@ class Tokenizer:
     """Rows of the model's embedding: every id below is valid input. May exceed the tokenizer's."""
     model_len_max: int | None
     """Tokens of prompt and completion the model was made for; None if config.json is silent."""
-    chat_template: str | None
-    shown_pieces: Pieces
+    chat_template: str | None = field(repr=False)
+    shown_pieces: Pieces = field(repr=False)
     """What tokens add to a text that leaves special tokens out."""
-    all_pieces: Pieces
+    all_pieces: Pieces = field(repr=False)
     """What tokens add to a text that shows special tokens."""
 
     @classmethod

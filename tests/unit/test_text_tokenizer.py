@@ -150,7 +150,7 @@ async def test_a_long_prompt_is_encoded_off_the_loop(
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+    importlib.util.find_spec("transformers") is None, reason="NOT RUN: needs transformers"
 )
 @pytest.mark.parametrize("name", text_models.ALL)
 @pytest.mark.parametrize(
