@@ -28,12 +28,12 @@ def register() -> None:
     """Wrap vLLM where this process needs it. Idempotent; raises SeamBroken if it does not fit."""
     from vllm.platforms import current_platform
 
-    from splitwave.engine.vllm import core_calls, progress_thread, seams, steps
+    from splitwave.engine.vllm import core_calls, progress, seams, steps
 
     seams.check_seams(seams.EVERYWHERE)
     core_calls.install()
     steps.install()
-    progress_thread.install()
+    progress.install()
     if current_platform.is_cpu():
         from splitwave.engine.vllm.cpu import moe
 

@@ -45,6 +45,7 @@ def _seam(where: str, parameters: str = "") -> Seam:
 CONNECTOR = (
     _seam(f"{_NIXL}.connector:NixlBaseConnector", "vllm_config role kv_cache_config"),
     _seam(f"{_NIXL}.connector:NixlBaseConnector.build_connector_worker_meta", "self"),
+    _seam(f"{_NIXL}.connector:NixlBaseConnector.has_pending_push_work", "self"),
     _seam(
         f"{_NIXL}.pull_scheduler:NixlPullConnectorScheduler",
         "vllm_config engine_id kv_cache_config",

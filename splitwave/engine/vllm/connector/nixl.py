@@ -1,5 +1,6 @@
 """The class that vLLM instantiates, once beside the scheduler and once in each worker."""
 
+import time
 from typing import Any  # vLLM's objects are untyped here
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -28,6 +29,10 @@ class SplitwaveNixlConnector(NixlPullConnector):
         half = self.connector_scheduler
         assert isinstance(half, HandoffScheduler), "asked for in a worker"
         return half
+
+    def has_pending_push_work(self) -> bool:
+        """True if an idle engine has to step, so that those who read from it can go on."""
+        return self.handoffs.poll_is_due(time.monotonic())
 
     def build_connector_worker_meta(self) -> PulledBytes | None:
         """What this worker's pulls have moved since the last step."""

@@ -9,8 +9,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
 )
 
 from splitwave.engine.vllm.connector.messages import HandoffMetadata, PulledBytes
+from splitwave.engine.vllm.progress import POLL_S
 from splitwave.engine.vllm.seams import require_attributes
-from splitwave.engine.vllm.switches import Fault, fault
+from splitwave.engine.vllm.switches import Fault, fault, nixl_progress_thread_wanted
 
 EXPIRES_AT = "splitwave_expires_at_s"
 """Key in a finished prefill's kv_transfer_params: the lease's end on CLOCK_MONOTONIC, seconds."""
@@ -33,6 +34,10 @@ class HandoffScheduler(NixlPullConnectorScheduler):
         self._expires_at_s: dict[str, float] = {}
         self._to_release: set[str] = set()
         self._pulled_bytes: dict[str, int] = {}
+        role = vllm_config.kv_transfer_config.kv_role
+        self.polls = role != "kv_consumer" and not nixl_progress_thread_wanted()
+        """True if others can read from here only while this engine steps."""
+        self._stepped_at_s = 0.0
         self.pulls = 0
         self.bytes_pulled = 0
 
@@ -40,6 +45,10 @@ class HandoffScheduler(NixlPullConnectorScheduler):
     def leases_live(self) -> int:
         """Finished prefills whose blocks are held now."""
         return len(self._expires_at_s)
+
+    def poll_is_due(self, now_s: float) -> bool:
+        """True if no step has polled NIXL for POLL_S, and somebody may be reading."""
+        return self.polls and now_s >= self._stepped_at_s + POLL_S
 
     def release(self, request_ids: Iterable[str]) -> None:
         """End these leases with the next step. Ids that hold nothing are ignored.
@@ -105,6 +114,7 @@ class HandoffScheduler(NixlPullConnectorScheduler):
 
     def build_connector_meta(self, scheduler_output: Any) -> HandoffMetadata:  # vLLM's
         """Add the releases to what this step tells the workers."""
+        self._stepped_at_s = time.monotonic()
         stock = super().build_connector_meta(scheduler_output)
         released, self._to_release = frozenset(self._to_release), set()
         return HandoffMetadata(stock, released)
