@@ -132,7 +132,7 @@ def to_toml(config: object, sources: Mapping[str, str]) -> str:
     return "\n".join([*plain, *tables]) + "\n"
 
 
-def build(kind: type[T], texts: Mapping[str, str], source: str, **fixed: object) -> T:
+def build(kind: type[T], texts: Mapping[str, str], source: str, fixed: Mapping[str, object]) -> T:
     """Make a dataclass of another layer from texts by field name; dots reach into nested ones.
 
     `fixed` wins over `texts`, and naming a fixed field in `texts` is an error.

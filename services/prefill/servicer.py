@@ -1,0 +1,120 @@
+"""gRPC around a prefill worker: proto in, proto out, one status a failure."""
+
+from typing import Protocol
+
+import grpc.aio
+
+from services.prefill.worker import PrefillWorker
+from splitwave.core.deadline import Deadline
+from splitwave.core.errors import Reason, ServingError
+from splitwave.runtime.watch import watch
+from splitwave.v1alpha1 import prefill_service_pb2 as pb
+from splitwave.v1alpha1 import prefill_service_pb2_grpc as pb_grpc
+from splitwave.v1alpha1 import worker_service_pb2 as worker_pb
+from splitwave.v1alpha1 import worker_service_pb2_grpc as worker_pb_grpc
+from splitwave.wire.errors import Aborts, abort
+from splitwave.wire.prefill import prefill_call_from_proto, prefill_result_to_proto
+from splitwave.wire.stream import Writes, emitter
+from splitwave.wire.time import duration_to_proto
+from splitwave.wire.worker import description_to_proto, load_to_proto
+
+SERVICE_NAMES = ("splitwave.v1alpha1.PrefillService", "splitwave.v1alpha1.WorkerService")
+
+
+class Context(Aborts, Protocol):
+    """What is used of a call's context."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the caller's deadline; None if it set none."""
+
+
+class WriteContext(Aborts, Writes[worker_pb.WatchWorkerResponse], Protocol):
+    """What is used of a watch's context."""
+
+
+class PrefillServicer(pb_grpc.PrefillServiceServicer):
+    """PrefillService.
+
+    A client that leaves while its response is on the way is not seen here; it releases
+    the handoff by its id, or the lease runs out.
+    """
+
+    def __init__(self, worker: PrefillWorker) -> None:
+        self._worker = worker
+
+    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.PrefillResponse:
+        try:
+            deadline = _deadline(context.time_remaining(), self._worker.now_s())
+            result = await self._worker.prefill(prefill_call_from_proto(request), deadline)
+        except ServingError as error:
+            await abort(context, error)
+        return prefill_result_to_proto(result)
+
+    async def ReleaseHandoff(
+        self,
+        request: pb.ReleaseHandoffRequest,
+        context: Context,
+    ) -> pb.ReleaseHandoffResponse:
+        return pb.ReleaseHandoffResponse(released=self._worker.release(request.handoff_id))
+
+    async def ConfirmHandoff(
+        self,
+        request: pb.ConfirmHandoffRequest,
+        context: Context,
+    ) -> pb.ConfirmHandoffResponse:
+        try:
+            left_s = self._worker.confirm(request.handoff_id, request.epoch)
+        except ServingError as error:
+            await abort(context, error)
+        return pb.ConfirmHandoffResponse(lease_remaining=duration_to_proto(left_s))
+
+
+class WorkerServicer(worker_pb_grpc.WorkerServiceServicer):
+    """WorkerService."""
+
+    def __init__(self, worker: PrefillWorker) -> None:
+        self._worker = worker
+
+    async def DescribeWorker(
+        self,
+        request: worker_pb.DescribeWorkerRequest,
+        context: Context,
+    ) -> worker_pb.DescribeWorkerResponse:
+        try:
+            return description_to_proto(await self._worker.describe(counters=request.counters))
+        except ServingError as error:
+            await abort(context, error)
+
+    async def WatchWorker(  # type: ignore[override]  # it writes rather than yields
+        self,
+        request: worker_pb.WatchWorkerRequest,
+        context: WriteContext,
+    ) -> None:
+        def observe() -> worker_pb.WatchWorkerResponse:
+            load = load_to_proto(self._worker.load())
+            return worker_pb.WatchWorkerResponse(epoch=self._worker.group.epoch, load=load)
+
+        try:
+            await watch(observe, emitter(context))
+        except ServingError as error:
+            await abort(context, error)
+
+    async def DrainWorker(
+        self,
+        request: worker_pb.DrainWorkerRequest,
+        context: Context,
+    ) -> worker_pb.DrainWorkerResponse:
+        self._worker.refuse()
+        return worker_pb.DrainWorkerResponse(outstanding=self._worker.outstanding())
+
+
+def add_to(server: grpc.aio.Server, worker: PrefillWorker) -> None:
+    """Add both services."""
+    pb_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(worker), server)
+    worker_pb_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(worker), server)
+
+
+def _deadline(remaining_s: float | None, now_s: float) -> Deadline:
+    if remaining_s is None:
+        raise ServingError(Reason.DEADLINE_REQUIRED, "deadline: the call has none; set a timeout")
+    return Deadline(now_s + remaining_s)

@@ -1,0 +1,178 @@
+"""One prefill worker without its network: what the servicer adapts and simulations call."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from prometheus_client import Metric
+
+from services.prefill.config import PrefillConfig
+from services.prefill.engine_loop import EngineLoop
+from services.prefill.floor import Floor, Identity
+from services.prefill.metrics import families
+from services.prefill.prefill import prefill
+from splitwave.core.deadline import Deadline
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.handoff import LeaseEnd
+from splitwave.core.prefill import PrefillCall, PrefillResult
+from splitwave.core.worker import LeaseCounts, Role, WorkerDescription, WorkerLoad
+from splitwave.engine.port import Engine, EngineDied
+from splitwave.runtime.config import BadSetting
+
+log = logging.getLogger(__name__)
+
+
+class PrefillWorker:
+    """An engine group, its queues and its leases. `run` must be running while it is used.
+
+    `clock` must be the clock of the engine's stamps: monotonic, of this host.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: PrefillConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        group = engine.description
+        if config.lease_margin_s >= group.lease_ttl_s:
+            fix = f"set it below the engine's lease of {group.lease_ttl_s:g} s"
+            raise BadSetting("lease_margin_s", f"is {config.lease_margin_s}; {fix}")
+        self._engine = engine
+        self._config = config
+        self.group = group
+        self.loop = EngineLoop(engine, clock)
+        self.floor = Floor(group, self.loop, config, clock)
+
+    def now_s(self) -> float:
+        """The worker's clock, which deadlines are on."""
+        return self.floor.now_s()
+
+    def listen_at(self, address: str) -> None:
+        """Say where decode workers confirm and release handoffs."""
+        identity = self.floor.identity
+        self.floor.identity = Identity(identity.worker_id, address, identity.connector)
+
+    async def prefill(self, call: PrefillCall, deadline: Deadline) -> PrefillResult:
+        """See `services.prefill.prefill`. Raises ServingError."""
+        return await prefill(call, deadline, self.floor)
+
+    def release(self, handoff_id: str) -> bool:
+        """End a handoff that nobody will pull. Idempotent; False if it had ended before."""
+        return self.floor.release(handoff_id)
+
+    def confirm(self, handoff_id: str, epoch: int) -> float:
+        """Answer the fence with the seconds that were left, or raise HANDOFF_EXPIRED."""
+        return self.floor.confirm(handoff_id, epoch)
+
+    def refuse(self) -> None:
+        """Take no new prompts. Handoffs can still be pulled, confirmed and released."""
+        self.floor.draining = True
+
+    def outstanding(self) -> int:
+        """Calls that run and leases that live."""
+        return self.floor.outstanding
+
+    async def drained(self) -> None:
+        """Return once nothing is outstanding."""
+        await self.floor.drained()
+
+    def healthy(self) -> bool:
+        """True while it can take prompts."""
+        stalled = self.loop.stalled(self._config.health_stall_s)
+        return self.loop.died is None and not self.floor.draining and not stalled
+
+    def load(self) -> WorkerLoad:
+        """The present state. Raises WORKER_LOST if the group has died."""
+        self._check_alive()
+        return WorkerLoad(
+            draining=self.floor.draining,
+            queued_tokens=tuple(self.floor.queues.tokens),
+            blocks_used=tuple(self.floor.leases.blocks_held),
+            ready=True,  # The engine was handed over with every rank warm.
+        )
+
+    def lease_counts(self) -> LeaseCounts:
+        """How the leases have ended."""
+        leases = self.floor.leases
+        return LeaseCounts(
+            started=leases.started,
+            pulled=leases.ends[LeaseEnd.PULLED],
+            released=leases.ends[LeaseEnd.RELEASED],
+            expired=leases.ends[LeaseEnd.EXPIRED],
+            live=leases.live,
+        )
+
+    async def describe(self, *, counters: bool) -> WorkerDescription:
+        """What the worker is; `counters` asks the engines too. Raises WORKER_LOST."""
+        description = self._describe()
+        if not counters:
+            return description
+        try:
+            return replace(description, rank_counters=tuple(await self._engine.counters()))
+        except EngineDied as died:
+            raise _lost(died) from died
+
+    def _describe(self) -> WorkerDescription:
+        group = self.group
+        return WorkerDescription(
+            worker_id=self.floor.identity.worker_id,
+            role=Role.PREFILL,
+            group_id=group.group_id,
+            epoch=group.epoch,
+            mode=group.mode,
+            model=group.model,
+            ranks=group.ranks,
+            block_size_tokens=group.block_size_tokens,
+            blocks_per_rank=group.blocks_per_rank,
+            block_bytes=group.block_bytes,
+            seats_per_rank=group.seats_per_rank,
+            model_len_max_tokens=group.model_len_max_tokens,
+            batch_max_tokens=group.batch_max_tokens,
+            kv_layout=group.kv_layout,
+            uncertified=True,
+            versions=group.versions,
+            load=self.load(),
+            lease_ttl_s=group.lease_ttl_s - self._config.lease_margin_s,
+            leases=self.lease_counts(),
+        )
+
+    async def run(self) -> None:
+        """Drive the engine and end leases, for ever. Raises EngineDied when the group ends."""
+        sweeping = asyncio.create_task(self._sweep(), name="prefill: lease sweep")
+        driving = asyncio.create_task(self.loop.run(), name="prefill: engine loop")
+        try:
+            await asyncio.wait({sweeping, driving}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (driving, sweeping):
+                if task.done():
+                    task.result()
+        except EngineDied as died:
+            self.floor.fail_all(str(died))
+            raise
+        finally:
+            for task in (driving, sweeping):
+                task.cancel()
+            await asyncio.gather(driving, sweeping, return_exceptions=True)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.sweep_s)
+            self.floor.sweep()
+
+    async def close(self) -> None:
+        """Stop the engines."""
+        await self._engine.close()
+
+    def collect(self) -> Iterable[Metric]:
+        """Metrics, made now. docs/operations.md says what each means."""
+        return families(self.floor)
+
+    def _check_alive(self) -> None:
+        if self.loop.died is not None:
+            raise _lost(self.loop.died)
+
+
+def _lost(died: EngineDied) -> ServingError:
+    return ServingError(Reason.WORKER_LOST, f"the engine group is gone: {died}")

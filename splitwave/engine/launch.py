@@ -1,0 +1,36 @@
+"""Start a group of either kind. vLLM's modules are imported only if vLLM is asked for."""
+
+from collections.abc import Callable
+
+from splitwave.engine.port import Engine, EngineDied
+
+Progress = Callable[[int, str], None]
+"""Told what a rank is doing while it starts."""
+
+
+async def start_engine(
+    engine: str, make_settings: Callable[[type[object]], object], on_progress: Progress
+) -> Engine:
+    """Start a group of `vllm` or `sim` engines; every rank has stepped when this returns.
+
+    `make_settings` fills in the settings dataclass that it is given. Raises ValueError for
+    settings that cannot work and EngineDied if a process fails.
+    """
+    if engine == "sim":
+        from splitwave.engine.sim import SimSettings, start_sim_group
+
+        simulated = make_settings(SimSettings)
+        assert isinstance(simulated, SimSettings)
+        return await start_sim_group(simulated)
+    from splitwave.engine.vllm.config import VllmGroupSettings
+    from splitwave.engine.vllm.start import start_group
+
+    settings = make_settings(VllmGroupSettings)
+    assert isinstance(settings, VllmGroupSettings)
+    return await start_group(settings, on_progress=on_progress)
+
+
+def last_words(died: EngineDied) -> str:
+    """What to say of a group that has ended: which rank, and the end of its log."""
+    where = "the group" if died.rank is None else f"rank {died.rank}"
+    return f"engine died ({where}): {died}\n{died.log_tail}".rstrip()

@@ -1,0 +1,70 @@
+"""Settings that both kinds of worker share: who they are and which engines they start."""
+
+import dataclasses
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from splitwave.core.worker import Role
+from splitwave.runtime.config import ProcessConfig, build, require, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(ProcessConfig):
+    """One worker and the group of engines behind it."""
+
+    worker_id: str = setting("", "name in the deployment; empty: made of host and process id")
+    group_id: str = setting("", "name of the engine group; empty: as the worker")
+    epoch: int = setting(0, "this start of the group, above all earlier ones; 0: from the clock")
+    engine: str = setting("vllm", "what computes", choices=("vllm", "sim"))
+    model: str = setting("default", "served model name")
+    model_path: str = setting("", "vllm: directory of the model, as transformers saves it")
+    mode: str = setting("", "execution mode of the group; empty: the role's eager CPU mode")
+    log_dir: str = setting(
+        "", "vllm: directory for the ranks' logs; empty: splitwave/WORKER where temporary files go"
+    )
+    engine_settings: Mapping[str, str] = setting(
+        {}, "more settings of the engine group by name, such as ranks=2; may be repeated"
+    )
+    health_stall_s: float = setting(
+        30.0, "seconds without a step while there is work, after which the worker is NOT_SERVING"
+    )
+
+    def __post_init__(self) -> None:
+        ProcessConfig.__post_init__(self)
+        require(self, "engine", self.engine in ("vllm", "sim"), "write vllm or sim")
+        require(self, "epoch", self.epoch >= 0, "set it to 0 or more")
+        require(self, "health_stall_s", self.health_stall_s > 0, "set it above 0 seconds")
+        if self.engine == "vllm":
+            fix = "set it to the directory of a saved model"
+            require(self, "model_path", self.model_path != "", fix)
+
+
+def make_group_settings(config: WorkerConfig, role: Role, kind: type[object]) -> object:
+    """The engine's own settings dataclass, filled from what the config says of the group.
+
+    Raises ConfigError for a setting that is unknown or has a flag of its own.
+    """
+    name = config.worker_id or default_worker_id(role)
+    said: dict[str, object] = {
+        "role": role,
+        "group_id": config.group_id or name,
+        "epoch": config.epoch or time.time_ns() // 1_000_000,
+        "model": config.model,
+        "served_model": config.model,
+        "model_path": Path(config.model_path),
+        "mode": config.mode or f"{role}_cpu_eager",
+        "log_dir": Path(config.log_dir or f"{tempfile.gettempdir()}/splitwave/{name}"),
+    }
+    assert dataclasses.is_dataclass(kind)
+    fixed = {f.name: said[f.name] for f in dataclasses.fields(kind) if f.name in said}
+    return build(kind, config.engine_settings, "engine_settings", fixed)
+
+
+def default_worker_id(role: str) -> str:
+    """A name that no other live process of the deployment has."""
+    return f"{role}-{socket.gethostname()}-{os.getpid()}"
