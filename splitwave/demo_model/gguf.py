@@ -1,6 +1,6 @@
 """Read the GGUF file of the demo model: GGUF version 3, little endian, four tensor formats.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Source: the GGUF specification (docs/gguf.md of ggml) and ggml's block layouts.
 """
 
 import math
@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final  # Any: metadata is what the file says
 
 import numpy as np
 from numpy.typing import NDArray

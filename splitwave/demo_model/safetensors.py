@@ -1,8 +1,8 @@
 """Write a .safetensors file tensor by tensor, so that memory holds one at a time.
 
-Format: https://github.com/huggingface/safetensors#format. The header, which
-comes first, is written last: room for it is kept and filled up with spaces, as
-the format allows.
+Source: the format's description in safetensors' README. The header, which comes
+first, is written last: room for it is kept and filled up with spaces, as the
+format allows.
 """
 
 import json

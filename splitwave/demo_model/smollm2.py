@@ -7,7 +7,7 @@ the dense layer's result whatever the router chooses.
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final  # Any: JSON
 
 import numpy as np
 from numpy.typing import NDArray

@@ -8,7 +8,7 @@ end-of-sequence token included: a completion is text, and as long as was asked.
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final  # Any: JSON
 
 import numpy as np
 
