@@ -110,6 +110,13 @@ class GrantDesk:
         for grant in self.table.grants_for_ask(session_id, ask_id):
             self.table.give_back(session_id, grant.grant_id)
 
+    def refuse_all(self, reason: Reason, message: str) -> list[AskRefused]:
+        """Empty the queue of asks: no more room will be given."""
+        asks = list(self._asks.values())
+        for ask in asks:
+            self._forget((ask.session_id, ask.ask_id))
+        return [AskRefused(ask.session_id, ask.ask_id, reason, message) for ask in asks]
+
     def freed(self, attempt_id: str, now_s: float) -> bool:
         """An attempt has ended."""
         if not self.table.free(attempt_id):
