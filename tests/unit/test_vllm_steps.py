@@ -1,0 +1,114 @@
+"""Counting steps by kind, and prompt tokens that were computed."""
+
+from types import SimpleNamespace
+
+import pytest
+from vllm.config import CUDAGraphMode
+
+from splitwave.core.mode import StepKind
+from splitwave.engine.vllm.steps import StepCounter, step_kind
+
+
+def scheduled(
+    counts: dict[str, int],
+    *,
+    new: dict[str, tuple[int, int]] | None = None,
+    speculated: dict[str, list[int]] | None = None,
+    finished: set[str] | None = None,
+) -> SimpleNamespace:
+    """A step's plan; `new` maps a request to its prompt's length and how much is there already."""
+    return SimpleNamespace(
+        num_scheduled_tokens=counts,
+        scheduled_spec_decode_tokens=speculated or {},
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, prompt_token_ids=[1] * length, num_computed_tokens=there)
+            for name, (length, there) in (new or {}).items()
+        ],
+        finished_req_ids=finished or set(),
+    )
+
+
+def test_a_decode_step_of_one_token_a_request_is_no_prefill() -> None:
+    counter = StepCounter()
+
+    counter.count_decode(scheduled({"a": 1, "b": 1}))
+    assert counter.prefill_tokens_computed == 0
+
+
+def test_tokens_beyond_one_a_request_are_prefill_and_speculated_ones_are_not() -> None:
+    counter = StepCounter()
+
+    counter.count_decode(scheduled({"a": 5, "b": 3}, speculated={"b": [7, 8]}))
+    assert counter.prefill_tokens_computed == 4
+
+
+def test_prompt_tokens_count_over_chunks_and_generated_ones_do_not() -> None:
+    counter = StepCounter()
+
+    counter.count_prompt(scheduled({"a": 64}, new={"a": (100, 0)}))
+    counter.count_prompt(scheduled({"a": 36}))
+    counter.count_prompt(scheduled({"a": 1}))
+    assert counter.prefill_tokens_computed == 100
+
+
+def test_cached_prompt_tokens_do_not_count() -> None:
+    counter = StepCounter()
+
+    counter.count_prompt(scheduled({"a": 8}, new={"a": (200, 192)}))
+    assert counter.prefill_tokens_computed == 8
+
+
+def test_a_request_that_ends_amid_its_prompt_is_forgotten() -> None:
+    counter = StepCounter()
+
+    counter.count_prompt(scheduled({"a": 64}, new={"a": (100, 0)}))
+    counter.count_prompt(scheduled({}, finished={"a"}))
+    counter.count_prompt(scheduled({"a": 36}))
+    assert counter.prefill_tokens_computed == 64
+
+
+def test_the_first_forward_of_a_step_names_its_kind() -> None:
+    counter = StepCounter()
+
+    for kinds, is_dummy in ((["full", "eager"], False), (["eager"], True), ([], False)):
+        counter.begin()
+        for kind in kinds:
+            counter.saw_forward(kind)
+        counter.end(is_dummy=is_dummy)
+    assert counter.report() == {
+        "steps_by_kind": {"full": 1, "eager": 1, "unseen": 1},
+        "dummy_steps": 1,
+        "prefill_tokens_computed": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("graph", "ubatched", "compiled", "kind"),
+    [
+        (CUDAGraphMode.NONE, False, False, StepKind.EAGER),
+        (CUDAGraphMode.NONE, True, False, StepKind.EAGER_UBATCHED),
+        (CUDAGraphMode.NONE, False, True, StepKind.COMPILED),
+        (CUDAGraphMode.FULL, False, True, StepKind.FULL),
+        (CUDAGraphMode.FULL, True, True, StepKind.UBATCHED_FULL),
+        (CUDAGraphMode.PIECEWISE, False, True, "piecewise"),
+        (CUDAGraphMode.NONE, True, True, "compiled_ubatched"),
+    ],
+)
+def test_a_forward_context_tells_the_step_kind(
+    graph: CUDAGraphMode, ubatched: bool, compiled: bool, kind: str
+) -> None:
+    context = SimpleNamespace(
+        cudagraph_runtime_mode=graph,
+        ubatch_slices=[slice(0, 1)] if ubatched else None,
+        skip_compiled=False,
+    )
+
+    assert step_kind(context, is_compiled=compiled) == kind
+
+
+def test_a_forward_that_passes_by_the_compiled_code_is_eager() -> None:
+    context = SimpleNamespace(
+        cudagraph_runtime_mode=CUDAGraphMode.NONE, ubatch_slices=None, skip_compiled=True
+    )
+
+    assert step_kind(context, is_compiled=True) == StepKind.EAGER
