@@ -120,6 +120,19 @@ def test_a_death_ends_the_group_with_rank_and_log() -> None:
     run(scenario())
 
 
+def test_what_a_group_made_before_its_death_is_delivered_first() -> None:
+    async def scenario() -> None:
+        faults = SimFaults(death=RankDeath(rank=0, at_step=3))
+        client = Client(await start_sim_group(dataclasses.replace(PREFILL, faults=faults)))
+        await client.submit("a", [1], GREEDY)
+        await asyncio.sleep(1.0)
+        with pytest.raises(EngineDied):
+            await client.read()
+        assert len(client.got("a").token_ids) == 2
+
+    run(scenario())
+
+
 def test_without_lock_step_one_ranks_death_is_the_groups() -> None:
     async def scenario() -> None:
         faults = SimFaults(death=RankDeath(rank=1, at_step=3))
@@ -188,6 +201,20 @@ def test_failed_pulls_end_their_request_alone_and_leave_the_lease() -> None:
             assert engine.lease_ends[LeaseEnd.PULLED] == 50 - len(failed)
             counters = (await d.engine.counters())[0]
             assert (counters.pulls, counters.blocks_used) == (50 - len(failed), 0)
+
+    run(scenario())
+
+
+def test_an_aborted_request_whose_pull_fails_is_still_silent_and_frees_its_blocks() -> None:
+    async def scenario() -> None:
+        async with decoding(SimFaults(pull_failure_rate=1.0)) as (_, p, d):
+            prefilled = await p.prefill("a", PROMPT, ONE)
+            await d.submit("a", PROMPT, GREEDY, pull=pull_of(prefilled))
+            await asyncio.sleep(0.001)
+            await d.engine.abort(["a"])
+            await asyncio.sleep(1.0)
+            assert not d.got("a").ended.is_set()
+            assert (await d.engine.counters())[0].blocks_used == 0
 
     run(scenario())
 

@@ -23,6 +23,10 @@ VOCAB_SIZE = 260
 ALPHABET: tuple[int, ...] = (10, *range(32, 127))
 """Ids that are sampled, the end of sequence apart."""
 
+LOGPROBS_MAX = len(ALPHABET) - 1
+"""Most likely tokens that are told; whoever asks for more gets these."""
+
+_ALPHABET_TWICE = ALPHABET * 2
 _MASK_64 = (1 << 64) - 1
 _EOS_SCALE = 1 << 24
 _TOKEN_BYTES = tuple(token_id.to_bytes(4, "little") for token_id in range(VOCAB_SIZE))
@@ -166,13 +170,12 @@ class Continuation:
 
     def logprob(self) -> TokenLogprob:
         """Made-up log probabilities of the last token, as fixed as the token itself."""
-        count = self._logprobs or 0
+        count = min(self._logprobs or 0, LOGPROBS_MAX)
         rank = 1 + (self._bits >> 30) % self._rank_count
         first = -1.0 / 1024 * (1 + (self._bits >> 50) % 512)
         sampled = first - _RANK_DISTANCE * (rank - 1)
-        others = [x for x in ALPHABET if x != self.token_id]
-        shift = (self._bits >> 36) % len(others)
-        ordered = others[shift:] + others[:shift]
+        start = (self._bits >> 36) % len(ALPHABET)
+        ordered = [x for x in _ALPHABET_TWICE[start : start + count + 1] if x != self.token_id]
         ordered.insert(rank - 1, self.token_id)
         top = tuple((x, first - _RANK_DISTANCE * i) for i, x in enumerate(ordered[:count]))
         return TokenLogprob(self.token_id, sampled, rank, top)
