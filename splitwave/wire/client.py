@@ -1,6 +1,6 @@
 """A client of GenerateService in plain words: for the command line, benchmarks and tests."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -56,7 +56,7 @@ class Answer:
 
 async def generate(
     channel: grpc.aio.Channel, ask: Ask, timeout_s: float | None = None
-) -> AsyncIterator[Answer]:
+) -> AsyncGenerator[Answer, None]:
     """Stream one completion. Raises ServingError as the router said it."""
     call = generate_stub(channel).Generate(_request(ask), timeout=timeout_s)
     try:
