@@ -35,40 +35,42 @@ def frame_from_proto(message: pb.Frame, asked: Callable[[int], bool]) -> Frame:
 
     Raises INTERNAL, naming the column, if the columns do not agree.
     """
-    slots = list(message.slots)
-    offsets = list(message.offsets)
-    token_counts = list(message.token_counts)
-    token_ids = list(message.token_ids)
-    if len(offsets) != len(slots):
-        raise _broken(f"offsets: {len(offsets)} for {len(slots)} slots")
-    if len(token_counts) != len(slots):
-        raise _broken(f"token_counts: {len(token_counts)} for {len(slots)} slots")
-    if 0 in token_counts:
-        raise _broken("token_counts: a slot without a new token")
-    if sum(token_counts) != len(token_ids):
-        raise _broken(f"token_ids: {len(token_ids)}, but the counts say {sum(token_counts)}")
-    if len(set(slots)) != len(slots):
-        raise _broken("slots: one came twice")
-    return Frame(
+    frame = Frame(
         step=message.step,
-        slots=slots,
-        offsets=offsets,
-        token_counts=token_counts,
-        token_ids=token_ids,
-        logprobs=_logprobs(message, asked),
+        slots=list(message.slots),
+        offsets=list(message.offsets),
+        token_counts=list(message.token_counts),
+        token_ids=list(message.token_ids),
         ended=[_ended_from_proto(ended) for ended in message.ended],
     )
+    _check_columns(frame)
+    frame.logprobs = _logprobs(message, frame, asked)
+    return frame
 
 
-def _logprobs(message: pb.Frame, asked: Callable[[int], bool]) -> list[TokenLogprob]:
-    wanted = [
-        asked(slot)
-        for slot, count in zip(message.slots, message.token_counts, strict=True)
-        for _ in range(count)
-    ]
-    if not any(wanted) and not message.HasField("logprobs"):
+def _check_columns(frame: Frame) -> None:
+    rows = len(frame.slots)
+    if len(frame.offsets) != rows:
+        raise _broken(f"offsets: {len(frame.offsets)} for {rows} slots")
+    if len(frame.token_counts) != rows:
+        raise _broken(f"token_counts: {len(frame.token_counts)} for {rows} slots")
+    if 0 in frame.token_counts:
+        raise _broken("token_counts: a slot without a new token")
+    tokens = sum(frame.token_counts)
+    if tokens != len(frame.token_ids):
+        raise _broken(f"token_ids: {len(frame.token_ids)}, but the counts say {tokens}")
+    if len(set(frame.slots)) != rows:
+        raise _broken("slots: one came twice")
+
+
+def _logprobs(
+    message: pb.Frame, frame: Frame, asked: Callable[[int], bool]
+) -> list[TokenLogprob]:
+    wanting = [asked(slot) for slot in frame.slots]
+    if not any(wanting) and not message.HasField("logprobs"):
         return []
-    return logprobs_from_proto(message.logprobs, list(compress(message.token_ids, wanted)))
+    wanted = [wants for wants, n in zip(wanting, frame.token_counts, strict=True) for _ in range(n)]
+    return logprobs_from_proto(message.logprobs, list(compress(frame.token_ids, wanted)))
 
 
 def _ended_to_proto(ended: Ended) -> pb.Ended:

@@ -81,7 +81,7 @@ def submit_from_proto(message: pb.Submit) -> Submit:
 def submit_requests(number: int, submit: Submit) -> list[pb.SessionRequest]:
     """The one message of a submission, or its pieces."""
     message = submit_to_proto(submit)
-    if message.ByteSize() <= WHOLE_BYTES_MAX:
+    if _surely_small(submit) or message.ByteSize() <= WHOLE_BYTES_MAX:
         return [pb.SessionRequest(number=number, submit=message)]
     data = message.SerializeToString()
     starts = range(0, len(data), WHOLE_BYTES_MAX)
@@ -97,6 +97,13 @@ def submit_requests(number: int, submit: Submit) -> list[pb.SessionRequest]:
         )
         for index, start in enumerate(starts)
     ]
+
+
+def _surely_small(submit: Submit) -> bool:
+    """True if a glance will do; to add up the bytes of 8,000 tokens takes 0.1 ms."""
+    tokens = 5 * (len(submit.token_ids) + len(submit.sampling.stop_token_ids))
+    words = len(submit.attempt_id) + len(submit.request_id) + len(submit.traceparent)
+    return tokens + 4 * words + len(submit.handoff.connector_params) < WHOLE_BYTES_MAX // 2
 
 
 def read_submission(message: pb.Submit, attempt_id: str = "") -> Submit | BadSubmission:
@@ -124,6 +131,11 @@ class Pieces:
         self._next_index: int | None = None
         """None after a fault or the last piece."""
         self._data = bytearray()
+
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes of the pieces so far, at most `bytes_max`."""
+        return len(self._data)
 
     def add(self, number: int, chunk: pb.SubmitChunk) -> Submit | BadSubmission | None:
         """Return the submission with its last piece, its fault at the first one, else None."""

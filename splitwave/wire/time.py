@@ -16,4 +16,4 @@ def duration_to_proto(seconds: float) -> Duration:
 
 def duration_from_proto(duration: Duration) -> float:
     """Seconds; an absent duration is 0.0."""
-    return duration.seconds + duration.nanos / 1e9
+    return duration.ToNanoseconds() / 1e9
