@@ -1,5 +1,6 @@
 """How much a router takes on: requests at once, and attempts beyond the first."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -48,6 +49,9 @@ class Admission:
         self.live = 0
         self.closed = False
         """True once the router drains: what was admitted is finished, nothing is added."""
+        self.idle = asyncio.Event()
+        """Set while no request is live."""
+        self.idle.set()
 
     @contextmanager
     def admit(self) -> Iterator[None]:
@@ -63,7 +67,10 @@ class Admission:
                 retry_after_s=1.0,
             )
         self.live += 1
+        self.idle.clear()
         try:
             yield
         finally:
             self.live -= 1
+            if not self.live:
+                self.idle.set()

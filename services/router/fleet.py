@@ -17,6 +17,7 @@ from services.router.releases import Releases
 from services.router.session import Session
 from splitwave.core.deadline import Deadline
 from splitwave.core.prefill import PrefillCall, PrefillResult
+from splitwave.core.worker import Role
 
 LEAVING_LOOK_EVERY_S = 1.0
 """How often a worker that is no longer listed is looked at: it goes when nothing runs there."""
@@ -109,10 +110,17 @@ class WorkerFleet:
         ]
         return Limits(min(lengths)) if lengths else None
 
+    def usable(self) -> dict[Role, int]:
+        """Workers that new work may go to."""
+        queues = [peer.queue for peer in self._prefill.values() if not peer.leaving]
+        return {
+            Role.PREFILL: sum(queue is not None and not queue.draining for queue in queues),
+            Role.DECODE: sum(session.usable for session in self.sessions()),
+        }
+
     def ready(self) -> bool:
         """True if a request could be served: both roles are there."""
-        prefill = any(p.queue is not None and not p.queue.draining for p in self._prefill.values())
-        return prefill and any(session.usable for session in self.sessions())
+        return all(self.usable().values())
 
     # Membership.
 

@@ -1,0 +1,58 @@
+"""Settings of a router."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from services.router.discovery import AddressError, Workers
+from splitwave.runtime.config import BadSetting, ProcessConfig, check_address, require, setting
+
+_WORKERS = "HOST:PORT[,HOST:PORT...], or dns:NAME:PORT for every address of a name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig(ProcessConfig):
+    """One router."""
+
+    service: ClassVar[str] = "router"
+
+    http_listen: str = setting("127.0.0.1:0", "host:port of the OpenAI HTTP API; empty: none")
+    prefill: str = setting("", f"prefill workers: {_WORKERS}")
+    decode: str = setting("", f"decode workers: {_WORKERS}")
+    model_path: str = setting("", "directory of the model: its tokenizer is used, no weights")
+    model: str = setting("default", "served model name")
+    router_id: str = setting("", "unique for ever; empty: made up")
+    router_index: int = setting(0, "which of `routers` this is, for its share of the workers")
+    routers: int = setting(1, "routers of the deployment")
+    workers_per_router_max: int = setting(16, "workers of each role that one router serves")
+    resolve_s: float = setting(3.0, "seconds between two resolutions of a DNS name")
+    live_max: int = setting(4096, "requests served at once; more are refused as OVERLOADED")
+    timeout_s: float = setting(600.0, "longest request, and the deadline of one without")
+    stall_max_s: float = setting(30.0, "longest gap between two tokens of a stream")
+    reserve_tokens: int = setting(
+        256, "completion tokens whose KV is reserved when a request is first admitted, at most"
+    )
+    resumes_per_s: float = setting(32.0, "attempts beyond a request's first, a second")
+    resumes_burst: int = setting(512, "and how many of them may come at once")
+
+    def __post_init__(self) -> None:
+        ProcessConfig.__post_init__(self)
+        if self.http_listen:
+            check_address("http_listen", self.http_listen)
+        for name in ("prefill", "decode"):
+            require(self, name, getattr(self, name) != "", f"name the workers: {_WORKERS}")
+            try:
+                Workers(getattr(self, name))
+            except AddressError as error:
+                raise BadSetting(name, str(error)) from error
+        require(self, "model_path", self.model_path != "", "set it to the model's directory")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        for name in ("routers", "workers_per_router_max", "live_max", "reserve_tokens"):
+            require(self, name, getattr(self, name) > 0, "set it to 1 or more")
+        for name in ("resolve_s", "timeout_s", "stall_max_s"):
+            require(self, name, getattr(self, name) > 0, "set it above 0 seconds")
+        for name in ("resumes_per_s", "resumes_burst"):
+            require(self, name, getattr(self, name) >= 0, "set it to 0 or more")
+        in_range = 0 <= self.router_index < self.routers
+        require(self, "router_index", in_range, "count routers from 0, below `routers`")

@@ -1,0 +1,135 @@
+"""Start a router."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+
+import grpc.aio
+from prometheus_client import Metric
+
+from services.router.config import RouterConfig
+from services.router.discovery import Share, Workers
+from services.router.fleet import FleetSettings, WorkerFleet
+from services.router.front_door import DoorSettings, FrontDoor
+from services.router.metrics import families
+from services.router.openai.http import http_port
+from services.router.servicer import SERVICE_NAMES, add_to
+from services.router.transport import grpc_network
+from splitwave.runtime import process
+from splitwave.runtime.config import BadSetting
+from splitwave.runtime.serve import Fatal, serve
+from splitwave.text import ModelDirectoryError, Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a router as the command line says and return its exit code."""
+    return process.main(RouterConfig, arguments, run)
+
+
+def run(config: RouterConfig) -> int:
+    """Run a router until a signal ends it."""
+    return process.run_until_stopped(config, lambda stop: _run(config, stop))
+
+
+async def _run(config: RouterConfig, stop: asyncio.Event) -> int:
+    try:
+        tokenizer = Tokenizer.load(Path(config.model_path))
+    except ModelDirectoryError as error:
+        raise BadSetting("model_path", str(error)) from error
+    return await serve(RouterProgram(make_door(config, tokenizer), config), config, stop)
+
+
+def make_door(config: RouterConfig, tokenizer: Tokenizer) -> FrontDoor:
+    """Everything behind the two APIs, on the network of a deployment."""
+    router_id = config.router_id or f"router-{secrets.token_hex(4)}"
+    fleet = WorkerFleet(
+        FleetSettings(
+            router_id=router_id,
+            prefill=Workers(config.prefill),
+            decode=Workers(config.decode),
+            share=Share(
+                router_index=config.router_index,
+                routers=config.routers,
+                workers_max=config.workers_per_router_max,
+            ),
+            resolve_every_s=config.resolve_s,
+            resumes_per_s=config.resumes_per_s,
+            resumes_burst=config.resumes_burst,
+        ),
+        grpc_network(),
+        random.random,
+    )
+    settings = DoorSettings(
+        router_id=router_id,
+        model=config.model,
+        live_max=config.live_max,
+        timeout_s=config.timeout_s,
+        stall_max_s=config.stall_max_s,
+        reserve_tokens=config.reserve_tokens,
+    )
+    return FrontDoor(settings, tokenizer, fleet)
+
+
+class RouterProgram:
+    """A router as `serve` runs it."""
+
+    service_names = SERVICE_NAMES
+
+    def __init__(self, door: FrontDoor, config: RouterConfig) -> None:
+        self.door = door
+        self.http_address = ""
+        """Where the HTTP API is, once it is; empty if there is none."""
+        self._config = config
+
+    def add_to(self, server: grpc.aio.Server, address: str) -> None:
+        """Add the gRPC API."""
+        add_to(server, self.door)
+
+    async def run(self) -> None:
+        """Follow the workers and serve HTTP, for ever. Raises Fatal if its port is taken."""
+        async with self.door.fleet.running(), self._http():
+            await asyncio.get_running_loop().create_future()
+
+    def healthy(self) -> bool:
+        """True while a request could be served."""
+        return self.door.fleet.ready() and not self.door.admission.closed
+
+    def refuse(self) -> None:
+        """Let nobody in any more."""
+        self.door.admission.closed = True
+
+    async def drained(self) -> None:
+        """Return once no request is live."""
+        await self.door.admission.idle.wait()
+
+    def outstanding(self) -> int:
+        """Requests that are live."""
+        return self.door.admission.live
+
+    async def close(self) -> None:
+        """Nothing is left: `run` closes what it opened."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Metrics, made now."""
+        return families(self.door)
+
+    @contextlib.asynccontextmanager
+    async def _http(self) -> AsyncIterator[None]:
+        listen = self._config.http_listen
+        if not listen:
+            yield
+            return
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                self.http_address = await stack.enter_async_context(http_port(self.door, listen))
+            except OSError as error:
+                fix = "choose another port, or 0 for a free one"
+                raise Fatal(f"http_listen: cannot listen on {listen}: {error}; {fix}") from error
+            log.info("http ready", extra={"address": self.http_address})
+            yield

@@ -1,0 +1,129 @@
+"""How workers are reached in production: gRPC, with every failure as a ServingError."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any  # gRPC's types of requests and responses are generated, and stay in the wire
+
+import grpc.aio
+
+from services.router import tracing
+from services.router.fleet import Network
+from services.router.peer import Received
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.prefill import PrefillCall, PrefillResult
+from splitwave.core.session import Ack, Hello, RouterMessage
+from splitwave.core.worker import WorkerDescription, WorkerLoad
+from splitwave.wire.channel import CHANNEL_OPTIONS
+from splitwave.wire.errors import from_rpc_error
+from splitwave.wire.prefill import (
+    prefill_call_to_proto,
+    prefill_result_from_proto,
+    release_request,
+)
+from splitwave.wire.session import router_message_to_proto, worker_message_from_proto
+from splitwave.wire.stubs import decode_stub, prefill_stub, worker_stub
+from splitwave.wire.worker import (
+    describe_request,
+    description_from_proto,
+    observation_from_proto,
+    watch_request,
+)
+
+
+class GrpcSession:
+    """One call of DecodeService.Session."""
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
+        self._call = call
+
+    async def send(self, number: int, message: RouterMessage | Hello | Ack) -> None:
+        """Send one message, in pieces if it is large."""
+        for request in router_message_to_proto(number, message):
+            with _failures():
+                await self._call.write(request)
+
+    async def receive(self) -> Received | None:
+        """The next message, or None once the worker has ended the session."""
+        with _failures():
+            response: Any = await self._call.read()  # raises the status of a call that failed
+        if response is grpc.aio.EOF:
+            return None
+
+        def read(asked: Callable[[int], bool]) -> object:
+            return worker_message_from_proto(response, asked)
+
+        return Received(response.number, read)
+
+
+@contextlib.asynccontextmanager
+async def dial_decode(address: str) -> AsyncIterator[GrpcSession]:
+    """Open a session's connection; leaving the block breaks it."""
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        call = decode_stub(channel).Session()
+        try:
+            yield GrpcSession(call)
+        finally:
+            call.cancel()
+
+
+class GrpcPrefill:
+    """A prefill worker's services on one channel."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._prefill = prefill_stub(self._channel)
+        self._worker = worker_stub(self._channel)
+
+    async def describe(self, timeout_s: float) -> WorkerDescription:
+        """What the worker is."""
+        with _failures():
+            answer = await self._worker.DescribeWorker(describe_request(), timeout=timeout_s)
+        return description_from_proto(answer)
+
+    async def watch(self, router_id: str) -> AsyncIterator[tuple[int, WorkerLoad]]:
+        """The group's epoch and its load, at once and then on change."""
+        call = self._worker.WatchWorker(watch_request(router_id))
+        try:
+            while True:
+                with _failures():
+                    observation: Any = await call.read()
+                if observation is grpc.aio.EOF:
+                    return
+                yield observation_from_proto(observation)
+        finally:
+            call.cancel()
+
+    async def prefill(self, call: PrefillCall, timeout_s: float) -> PrefillResult:
+        """Compute one prompt. Cancelling it cancels the call."""
+        metadata = tuple(tracing.headers().items())
+        request = prefill_call_to_proto(call)
+        with _failures():
+            answer = await self._prefill.Prefill(request, timeout=timeout_s, metadata=metadata)
+        return prefill_result_from_proto(answer)
+
+    async def release(self, handoff_id: str, timeout_s: float) -> None:
+        """End a handoff that nobody will pull."""
+        with _failures():
+            await self._prefill.ReleaseHandoff(release_request(handoff_id), timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Drop the connection."""
+        await self._channel.close()
+
+
+def grpc_network() -> Network:
+    """The network of a deployment."""
+    return Network(dial_decode=dial_decode, connect_prefill=GrpcPrefill)
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Turn what gRPC raises into a ServingError."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+    except asyncio.InvalidStateError as error:
+        # A write on a call that has ended meanwhile.
+        raise ServingError(Reason.WORKER_LOST, "the call has ended") from error
