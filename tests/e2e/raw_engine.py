@@ -34,6 +34,7 @@ class Outcome:
 
     request_id: str
     done: asyncio.Future[None]
+    began: asyncio.Event = field(default_factory=asyncio.Event)
     tokens: list[int] = field(default_factory=list)
     outputs: int = 0
     ends: int = 0
@@ -97,6 +98,8 @@ class RawEngine:
             return
         outcome.outputs += 1
         outcome.tokens += output.new_token_ids
+        if outcome.tokens:
+            outcome.began.set()
         if params and "splitwave_pulled" in params:
             assert outcome.outputs == 1, "not on the first output"
             outcome.pulled = params["splitwave_pulled"]

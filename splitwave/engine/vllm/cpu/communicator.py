@@ -51,7 +51,7 @@ class CpuEpCommunicator(CpuCommunicator):
         sent = rows.new_zeros((most, rows.shape[1]))
         sent[: rows.shape[0]] = rows
         received = rows.new_empty((self.world_size * most, rows.shape[1]))
-        dist.all_gather_into_tensor(received, sent, group=self.device_group)
+        dist.all_gather_single(received, sent, group=self.device_group)
         by_rank = received.view(self.world_size, most, -1)
         return torch.cat([by_rank[rank, :size] for rank, size in enumerate(sizes)])
 
