@@ -151,6 +151,10 @@ class GrantTable:
         self.seats_held[rank] += 1
         return seat
 
+    def is_seated(self, attempt_id: str) -> bool:
+        """True while an attempt holds a seat."""
+        return attempt_id in self._seated
+
     def free(self, attempt_id: str) -> bool:
         """Return an attempt's seat and blocks. Repeats return False."""
         seat = self._seated.pop(attempt_id, None)

@@ -1,0 +1,199 @@
+"""One session: its numbered messages, what it owns, and the connection that it has now or lacks."""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.session import (
+    Accepted,
+    Ack,
+    Ended,
+    Frame,
+    GroupLoad,
+    Hello,
+    Link,
+    NumberGap,
+    Refused,
+    Unread,
+    Welcome,
+    WorkerMessage,
+)
+from splitwave.wire.session import FromRouter
+
+if TYPE_CHECKING:
+    from services.decode.attempt import Attempt
+
+Incoming = AsyncIterator[tuple[int, FromRouter]]
+"""Messages with their numbers, as the connection brings them."""
+Write = Callable[[int, WorkerMessage | Welcome | Ack], Awaitable[None]]
+"""Sends one message, waiting for the peer's flow control."""
+
+ACK_EVERY = 16
+"""Messages after which an acknowledgement does not wait for the next sweep."""
+REMEMBERED_MAX = 4096
+"""Answers of ended attempts that are kept for repeats."""
+
+
+class Connection:
+    """One stream of a session. It carries what the session's link keeps, in order."""
+
+    def __init__(self, welcome: Welcome, unacked: list[tuple[int, WorkerMessage]]) -> None:
+        self._welcome = welcome
+        self._pending = deque(unacked)
+        self._wake = asyncio.Event()
+        self._ack: int | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the worker wants no more of it; its exception is the RPC's status."""
+
+    def push(self, number: int, message: WorkerMessage) -> None:
+        """Send a message after those before it."""
+        self._pending.append((number, message))
+        self._wake.set()
+
+    def acknowledge(self, number: int) -> None:
+        """Tell the router what has arrived."""
+        self._ack = number
+        self._wake.set()
+
+    def end(self, error: ServingError) -> None:
+        """Close the stream with a status."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            self.ended.exception()  # Seen: the stream may be gone already.
+
+    async def write_all(self, write: Write) -> None:
+        """Write for ever."""
+        await write(0, self._welcome)
+        while True:
+            while self._pending:
+                number, message = self._pending.popleft()
+                await write(number, message)
+            if self._ack is not None:
+                received, self._ack = self._ack, None
+                await write(0, Ack(received))
+                continue
+            self._wake.clear()
+            await self._wake.wait()
+
+
+class Session:
+    """State that outlives a connection.
+
+    Invariant: a slot names at most one live attempt.
+    """
+
+    def __init__(self, hello: Hello, *, kept_max: int, now_s: float) -> None:
+        self.session_id = hello.session_id
+        self.router_id = hello.router_id
+        self.link: Link[WorkerMessage] = Link(kept_max=kept_max)
+        self.attempts: dict[str, Attempt] = {}
+        """Live ones, by attempt id."""
+        self.frame: Frame | None = None
+        """Tokens of the lock-step that is still coming in."""
+        self.frames_sent = 0
+        self.load_sent: GroupLoad | None = None
+        self.connection: Connection | None = None
+        self.broken_at_s: float | None = now_s
+        """Since when there is no connection."""
+        self.overloaded = False
+        """True once the router left too much unread; nothing more is sent."""
+        self._answers: OrderedDict[str, Accepted | Refused] = OrderedDict()
+        self._ends: OrderedDict[str, Ended] = OrderedDict()
+        self._slots_free: list[int] = []
+        self._slots = 0
+        self._acked = 0
+
+    def send(self, message: WorkerMessage) -> None:
+        """Number a message, keep it until it is acknowledged, and send it if there is a way."""
+        if self.overloaded:
+            return
+        try:
+            number = self.link.send(message)
+        except Unread:
+            self.overloaded = True  # The next sweep ends the session.
+            return
+        if self.connection is not None:
+            self.connection.push(number, message)
+
+    def receive(self, number: int, message: FromRouter) -> bool:
+        """True if a message is new and not about the link itself. Raises INVALID_REQUEST."""
+        try:
+            if isinstance(message, Ack):
+                self.link.ack(message.received_number)
+                return False
+            if isinstance(message, Hello):
+                raise _invalid("hello: a second one; it is the first message of a connection")
+            new = self.link.receive(number)
+        except NumberGap as gap:
+            raise _invalid(f"number: {gap}") from gap
+        if self.link.received - self._acked >= ACK_EVERY:
+            self.acknowledge()
+        return new
+
+    def acknowledge(self) -> None:
+        """Tell the router what has arrived, if it does not know."""
+        if self.connection is not None and self._acked != self.link.received:
+            self._acked = self.link.received
+            self.connection.acknowledge(self._acked)
+
+    def connect(self, welcome: Welcome) -> Connection:
+        """Go on over a new connection; an older one ends."""
+        if self.connection is not None:
+            self.connection.end(
+                ServingError(Reason.CANCELLED, "another connection has taken this session over")
+            )
+        self.connection = Connection(welcome, self.link.replay())
+        self.broken_at_s = None
+        self._acked = welcome.received_number
+        return self.connection
+
+    def disconnect(self, connection: Connection, now_s: float) -> None:
+        """A connection has ended. The session is kept for a while, unless it has another."""
+        if self.connection is connection:
+            self.connection = None
+            self.broken_at_s = now_s
+
+    def knows(self, attempt_id: str) -> bool:
+        """True if a submission of that attempt has been answered here."""
+        return attempt_id in self._answers
+
+    def answer(self, answer: Accepted | Refused) -> None:
+        """Answer a submission, for ever."""
+        self._answers[answer.attempt_id] = answer
+        if len(self._answers) - len(self.attempts) > REMEMBERED_MAX:
+            oldest = next(x for x in self._answers if x not in self.attempts)
+            del self._answers[oldest]
+            self._ends.pop(oldest, None)
+        self.send(answer)
+
+    def repeat(self, attempt_id: str) -> None:
+        """Answer a repeated submission as it was answered before."""
+        if attempt_id in self._ends:
+            self.send(Frame(step=self.frames_sent, ended=[self._ends[attempt_id]]))
+        else:
+            self.send(self._answers[attempt_id])
+
+    def remember_end(self, ended: Ended) -> None:
+        """Keep the end of an attempt for repeats of its submission."""
+        self._ends[ended.attempt_id] = ended
+
+    def take_slot(self) -> int:
+        """The smallest number that names no live attempt, roughly."""
+        if self._slots_free:
+            return self._slots_free.pop()
+        self._slots += 1
+        return self._slots - 1
+
+    def free_slot(self, slot: int) -> None:
+        """A slot's attempt has ended."""
+        self._slots_free.append(slot)
+
+    def read(self) -> bool:
+        """True if the router has acknowledged all that was sent."""
+        return self.link.acked == self.link.sent
+
+
+def _invalid(message: str) -> ServingError:
+    return ServingError(Reason.INVALID_REQUEST, message)

@@ -1,0 +1,211 @@
+"""One decode worker without its network: what the servicer adapts and simulations call."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from prometheus_client import Metric
+
+from services.decode.config import DecodeConfig
+from services.decode.decode import Decoding
+from services.decode.frames import Frames
+from services.decode.holdings import Holdings
+from services.decode.metrics import families
+from services.decode.peers import Peers
+from services.decode.room import Room
+from services.decode.session import Incoming, Session, Write
+from services.decode.sessions import Sessions
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.grant import GrantDesk, GrantTable
+from splitwave.core.worker import Role, WorkerDescription, WorkerLoad
+from splitwave.engine.port import Engine, EngineDied
+from splitwave.runtime.worker import default_worker_id
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 1.0
+"""What fences and releases get when the worker closes."""
+
+
+class DecodeWorker:
+    """An engine group, its room, and the sessions that use it. `run` must be running meanwhile.
+
+    `clock`: monotonic seconds, the engine's own clock in a simulation.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        peers: Peers,
+        config: DecodeConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        group = engine.description
+        self.group = group
+        self.worker_id = config.worker_id or default_worker_id("decode")
+        self._engine = engine
+        self._config = config
+        self._now_s = clock
+        table = GrantTable(
+            ranks=group.ranks,
+            seats_per_rank=group.seats_per_rank,
+            blocks_per_rank=group.blocks_per_rank,
+        )
+        self.sessions = Sessions(group, self.worker_id, config, clock)
+        self.room = Room(GrantDesk(table, config.desk()), self.sessions.by_id, clock)
+        self.holdings = Holdings(engine, peers, self.room, config, clock)
+        frames = Frames(config.frame_wait_s)
+        self.decoding = Decoding(group, self.holdings, self.room, frames, clock)
+        self.sessions.serve_with(self.room, self.decoding)
+        self.died: EngineDied | None = None
+        self._stepped: set[int] = set()
+        self._progress_s = clock()
+        self._idle = asyncio.Event()
+
+    async def session(self, incoming: Incoming, write: Write) -> None:
+        """Serve one connection of a router's session.
+
+        `incoming` brings messages with their numbers, `write` takes the worker's with theirs
+        (0 for Welcome and Ack). Returns if the router closed; raises ServingError otherwise.
+        """
+        self._check_alive()
+        await self.sessions.serve(incoming, write)
+
+    def refuse(self) -> None:
+        """Take no new work. What was accepted is finished."""
+        self.decoding.draining = True
+        self.sessions.drain()
+        if not self.room.draining:
+            self.room.drain()
+
+    def outstanding(self) -> int:
+        """Attempts, and handoffs that are still being let go of."""
+        return sum(len(s.attempts) for s in self._sessions()) + self.holdings.letting_go
+
+    async def drained(self) -> None:
+        """Return once nothing is outstanding and the sessions know it. Call `refuse` first."""
+        await self._idle.wait()
+
+    def healthy(self) -> bool:
+        """True while it can take work."""
+        idle = not self.holdings.engaged
+        stalled = self._now_s() - self._progress_s > self._config.health_stall_s
+        return self.died is None and not self.room.draining and (idle or not stalled)
+
+    def load(self) -> WorkerLoad:
+        """The present state. Raises WORKER_LOST if the group has died."""
+        self._check_alive()
+        return WorkerLoad(
+            draining=self.room.draining,
+            seats_used=tuple(self.room.table.seats_used),
+            blocks_used=tuple(self.room.table.blocks_used),
+            asks_waiting=self.room.load().asks_waiting,
+            ready=True,  # The engine was handed over with every rank warm.
+        )
+
+    async def describe(self, *, counters: bool) -> WorkerDescription:
+        """What the worker is; `counters` asks the engines too. Raises WORKER_LOST."""
+        description = self._describe()
+        if not counters:
+            return description
+        try:
+            return replace(description, rank_counters=tuple(await self._engine.counters()))
+        except EngineDied as died:
+            raise _lost(died) from died
+
+    def _describe(self) -> WorkerDescription:
+        group = self.group
+        return WorkerDescription(
+            worker_id=self.worker_id,
+            role=Role.DECODE,
+            group_id=group.group_id,
+            epoch=group.epoch,
+            mode=group.mode,
+            model=group.model,
+            ranks=group.ranks,
+            block_size_tokens=group.block_size_tokens,
+            blocks_per_rank=group.blocks_per_rank,
+            block_bytes=group.block_bytes,
+            seats_per_rank=group.seats_per_rank,
+            model_len_max_tokens=group.model_len_max_tokens,
+            batch_max_tokens=group.batch_max_tokens,
+            kv_layout=group.kv_layout,
+            uncertified=True,
+            versions=group.versions,
+            load=self.load(),
+        )
+
+    async def run(self) -> None:
+        """Drive engine, timers and releases, for ever. Raises EngineDied when the group ends."""
+        tasks = [
+            asyncio.create_task(self._read_engine(), name="decode: from the engine"),
+            asyncio.create_task(self.holdings.outbox.run(), name="decode: to the engine"),
+            asyncio.create_task(self._sweep(), name="decode: sweep"),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        except EngineDied as died:
+            self.died = died
+            self.holdings.engine_died()
+            self.sessions.end_all(_lost(died))
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_engine(self) -> None:
+        async for batch in self._engine.steps():
+            self._progress_s = self._now_s()
+            for step in batch:
+                self.decoding.on_step(step)
+                if step.rank not in self._stepped:
+                    self._stepped.add(step.rank)
+                    log.info("first tokens", extra={"rank": step.rank})
+        raise EngineDied("the engine closed while the worker ran")
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.sweep_s)
+            if not self.holdings.engaged:
+                self._progress_s = self._now_s()
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Do what time asks for. An AssertionError is a bug that ends the worker."""
+        self.decoding.sweep(self._sessions())
+        self.holdings.sweep()
+        self.sessions.sweep()
+        self.room.settle()
+        self.room.tell_load()
+        self.room.check()
+        self.holdings.check()
+        if self.room.draining and not self.outstanding() and not self.sessions.by_id:
+            self._idle.set()
+
+    async def close(self) -> None:
+        """End the sessions, let handoffs be released, and stop the engines."""
+        self.sessions.end_all(ServingError(Reason.WORKER_DRAINING, "this worker stops"))
+        await self.decoding.close(CLOSE_S)
+        await self.holdings.releases.finish(CLOSE_S)
+        await self._engine.close()
+
+    def collect(self) -> Iterable[Metric]:
+        """Metrics, made now."""
+        return families(self.room, self.sessions, self.decoding, self.holdings)
+
+    def _sessions(self) -> list[Session]:
+        return list(self.sessions.by_id.values())
+
+    def _check_alive(self) -> None:
+        if self.died is not None:
+            raise _lost(self.died)
+
+
+def _lost(died: EngineDied) -> ServingError:
+    return ServingError(Reason.WORKER_LOST, f"the engine group is gone: {died}")
