@@ -111,7 +111,7 @@ def main() -> int:
         "command": "python -m bench.detokenizer",
         "model": args.model.name,
         "git_sha": git("rev-parse", "HEAD"),
-        "git_dirty": bool(git("status", "--porcelain", "--", "splitwave/text", "bench")),
+        "git_dirty": bool(git("status", "--porcelain", "--", "splitwave/text", __file__)),
         "python": platform.python_version(),
         "tokenizers": version("tokenizers"),
         "cpu": cpu_model(),

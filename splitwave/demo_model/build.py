@@ -216,8 +216,12 @@ def _partial_directory(out: Path, say: Say) -> Iterator[Path]:
 def _lock(directory: Path, say: Say) -> int:
     """Make and lock a directory, and return the descriptor that holds the lock."""
     while True:
-        directory.mkdir(exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir()
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # Another build has just moved or removed it.
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

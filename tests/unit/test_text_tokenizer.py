@@ -149,6 +149,7 @@ async def test_a_long_prompt_is_encoded_off_the_loop(
     assert threads == [True, False]
 
 
+@pytest.mark.timeout(120)  # Importing transformers takes long on a busy machine.
 @pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="NOT RUN: needs transformers"
 )
