@@ -20,6 +20,11 @@ class Due(Generic[K]):
     def __len__(self) -> int:
         return len(self._at_s)
 
+    @property
+    def entries(self) -> int:
+        """Size of the heap: at most twice the keys, and 64."""
+        return len(self._heap)
+
     def set(self, key: K, at_s: float) -> None:
         """Let a key fall due at `at_s`, whatever was said of it before."""
         self._at_s[key] = at_s

@@ -83,13 +83,14 @@ def place_prefill(
 def subset(worker_ids: Sequence[str], router_index: int, routers: int, size_max: int) -> list[str]:
     """The workers that one router serves: a deterministic, even share of at most `size_max`.
 
-    Deterministic subsetting (Google SRE book, chapter 20) without shuffling: routers take
-    neighbouring slices of the sorted ids, so that each worker serves about as many routers
-    as any other, and a change of membership moves few pairs.
+    Routers lie evenly around the ring of sorted ids and each takes the slice that begins
+    at its place. So all workers serve as many routers, give or take one, and a worker
+    that comes or goes moves each slice by a place or two. (Google's deterministic
+    subsetting, SRE book, chapter 20, is as even, but moves most pairs.)
     """
     assert 0 <= router_index < routers
     ids = sorted(worker_ids)
     if len(ids) <= size_max:
         return ids
-    start = router_index * size_max % len(ids)
+    start = router_index * len(ids) // routers
     return [ids[(start + i) % len(ids)] for i in range(size_max)]
