@@ -1,6 +1,7 @@
 """The engine port on vLLM's step-batched core client."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any  # vLLM's client and outputs are untyped here
@@ -21,6 +22,7 @@ from splitwave.engine.vllm.outputs import ends_pull, holds_blocks, translate
 from splitwave.engine.vllm.requests import Preparation, RefusedRequest
 
 DEATH_WAIT_S = 1.0
+GIVE_UP_S = 1.0
 COUNTERS = frozenset(RankCounters.__dataclass_fields__) - {"rank"}
 
 
@@ -247,6 +249,19 @@ class VllmEngine:
             for rank, counts in enumerate(counted)
         ]
 
+    async def _give_up_leases(self) -> None:
+        """Release all that is held: an engine that is told to stop first waits for its leases."""
+        if self.died.done():
+            return
+        calls = [
+            self._call(rank, "splitwave_release", ids)
+            for rank, ids in self._ledger.holding().items()
+        ]
+        if calls:
+            with contextlib.suppress(EngineDied, TimeoutError):
+                async with asyncio.timeout(GIVE_UP_S):
+                    await or_death(asyncio.gather(*calls), self.died)
+
     async def close(self) -> None:
         """Stop all processes of the group. Idempotent; bounded in time."""
         if self._closed:
@@ -254,6 +269,7 @@ class VllmEngine:
         self._closed = True
         for task in self._tasks:
             task.cancel()
+        await self._give_up_leases()
         self._wake()
         await self._processes.close()
         self._client.shutdown()

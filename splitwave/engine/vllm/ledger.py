@@ -130,6 +130,13 @@ class Ledger:
             self._tombstones.popitem(last=False)
         return release
 
+    def holding(self) -> dict[int, list[str]]:
+        """Return the ids that may still be held, by rank."""
+        by_rank: dict[int, list[str]] = defaultdict(list)
+        for name, holding in self._holding.items():
+            by_rank[holding.rank].append(name)
+        return by_rank
+
     def _sweep(self, now_s: float) -> None:
         """Forget what has had its time. Entries are in order of time, but for ties."""
         while self._holding and next(iter(self._holding.values())).forget_at_s <= now_s:

@@ -1,0 +1,83 @@
+"""The aggregated run: one plain vLLM engine behind vLLM's own front end, without Splitwave."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any  # vLLM's front end is untyped here
+
+from tests.e2e.adapter_cases import Case, cases
+
+
+def run(model: Path, out: Path) -> int:
+    """Generate every case and write tokens, finish and log probabilities. Returns 0."""
+    # Fork and no worker process, as in the groups; nothing else of Splitwave's is switched on.
+    os.environ["SPLITWAVE_FORK"] = "1"
+    found = asyncio.run(_run(model))
+    out.write_text(json.dumps(found))
+    return 0
+
+
+async def _run(model: Path) -> dict[str, Any]:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=str(model),
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=1024,
+            max_num_seqs=16,
+            block_size=32,
+            kv_cache_memory_bytes=64 * 2**20,
+            enable_prefix_caching=False,
+            distributed_executor_backend="uni",
+            disable_log_stats=True,
+        )
+    )
+    try:
+        found = await asyncio.gather(*(_generate(engine, case) for case in cases()))
+        return {case.name: result for case, result in zip(cases(), found, strict=True)}
+    finally:
+        engine.shutdown()
+
+
+async def _generate(engine: Any, case: Case) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    asked = case.sampling
+    params = SamplingParams(
+        max_tokens=asked.max_tokens,
+        min_tokens=asked.min_tokens,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        min_p=asked.min_p,
+        seed=asked.seed,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        repetition_penalty=asked.repetition_penalty,
+        logit_bias=dict(asked.logit_bias) or None,
+        stop_token_ids=list(asked.stop_token_ids),
+        ignore_eos=asked.ignore_eos,
+        logprobs=asked.logprobs,
+    )
+    outputs = [
+        output
+        async for output in engine.generate({"prompt_token_ids": case.token_ids}, params, case.name)
+    ]
+    choice = outputs[-1].outputs[0]
+    return {
+        "tokens": list(choice.token_ids),
+        "finish": choice.finish_reason,
+        "logprobs": [
+            {str(token): entry.logprob for token, entry in position.items()}
+            for position in choice.logprobs or ()
+        ],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(sys.argv[1]), Path(sys.argv[2])))

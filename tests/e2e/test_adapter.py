@@ -1,0 +1,202 @@
+"""The adapter on real engines: a prefill group, and a decode group of two ranks with EP."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any  # JSON
+
+import pytest
+
+from splitwave.demo_model.build import build
+from splitwave.demo_model.recipe import DemoModelOptions, Variant
+from tests.e2e.adapter_cases import cases
+
+ROOT = Path(__file__).parents[2]
+RUN_LIMIT_S = 400
+NAMES = [case.name for case in cases()]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapter")
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tmp_path_factory.mktemp("model") / "tiny"
+    build(model, DemoModelOptions(variant=Variant.TINY), lambda line: None)
+    return model
+
+
+@pytest.fixture(scope="module")
+def report(out: Path, tiny_model: Path) -> dict[str, Any]:
+    """Run the driver once, in its own session, so that a time limit ends all of it."""
+    command = [sys.executable, "-m", "tests.e2e.adapter_driver", str(tiny_model), str(out)]
+    log = out / "driver.log"
+    with log.open("w") as file:
+        driver = subprocess.Popen(
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status = driver.wait(RUN_LIMIT_S)
+        finally:
+            if driver.poll() is None:
+                os.killpg(driver.pid, 9)  # its engines die with it
+                driver.wait()
+    assert status == 0, log.read_text()[-6000:]
+    found: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def aggregated(out: Path, report: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "aggregated.json").read_text())
+    return found
+
+
+@pytest.mark.timeout(RUN_LIMIT_S + 30)
+def test_both_groups_start_from_one_import(report: dict[str, Any]) -> None:
+    print(json.dumps({k: report[k] for k in ("preload", "boot_s", "cpu_s", "wall_s", "speed")}))  # noqa: T201  # the figures, with -s
+    assert report["preload"]["threads"] == 1
+    assert report["progress"][-1] == "0: engine initialised"
+    assert report["layouts"][0] == report["layouts"][1]
+
+
+@pytest.mark.parametrize("when", ["one_by_one", "at_once"])
+@pytest.mark.parametrize("name", NAMES)
+def test_disaggregated_tokens_equal_aggregated_ones(
+    report: dict[str, Any], aggregated: dict[str, Any], name: str, when: str
+) -> None:
+    ours, theirs = report["equality"][when][name], aggregated[name]
+
+    assert ours["tokens"] == theirs["tokens"]
+    assert ours["finish"] == theirs["finish"]
+    assert ours["failure"] is None
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("logprobs")])
+def test_log_probabilities_agree(
+    report: dict[str, Any], aggregated: dict[str, Any], name: str
+) -> None:
+    ours, theirs = report["equality"]["one_by_one"][name], aggregated[name]
+    wanted = next(case.sampling.logprobs for case in cases() if case.name == name)
+
+    assert len(ours["logprobs"]) == len(theirs["logprobs"]) == len(ours["tokens"])
+    for token, (chosen, logprob, rank, top), expected in zip(
+        ours["tokens"], ours["logprobs"], theirs["logprobs"], strict=True
+    ):
+        assert chosen == token
+        assert rank == 1
+        assert len(top) == wanted
+        assert logprob == pytest.approx(expected[str(chosen)], abs=1e-3)
+        assert dict(top) == pytest.approx(
+            {int(k): v for k, v in expected.items() if int(k) in dict(top)}, abs=1e-3
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [("eos at the first token", 259), ("min_tokens holds a stop token back", 7)],
+)
+def test_the_token_that_ended_a_generation_is_named(
+    report: dict[str, Any], name: str, token: int
+) -> None:
+    ours = report["equality"]["one_by_one"][name]
+
+    assert ours["stop_token_id"] == token == ours["tokens"][-1]
+
+
+def test_decode_computed_no_prompt_token(report: dict[str, Any]) -> None:
+    assert [c["prefill_tokens_computed"] for c in report["counters"]] == [0, 0]
+    assert {kind for c in report["counters"] for kind in c["steps_by_kind"]} == {"eager"}
+    assert report["first_position_min"] >= 1
+
+
+def test_bytes_pulled_are_those_of_the_blocks_handed_over(report: dict[str, Any]) -> None:
+    pulled = sum(c["bytes_pulled"] for c in report["counters"])
+    # The aborted request's pull and the refused one-token request are not in the pair's sum.
+    aborted = -(-200 // 32) * report["block_bytes"]
+    refused = report["block_bytes"]
+
+    expected = report["blocks_handed_over"] * report["block_bytes"] + aborted - refused
+    assert pulled == expected
+
+
+def test_nothing_follows_an_abort_and_nothing_stays_held(report: dict[str, Any]) -> None:
+    assert report["aborts"] == {
+        "outputs_after_abort": 0,
+        "decode_free": True,
+        "prefill_free": True,
+    }
+
+
+def test_a_release_works_at_any_time(report: dict[str, Any]) -> None:
+    found = report["releases"]
+
+    assert found["held_blocks"] == found["used_while_held"] == 7
+    assert found["freed"]
+    assert found["freed_after_s"] < 2
+    assert found["early_tokens"] == 1
+    assert not found["early_holds"]
+    assert found["stopped"] == "stop"
+    assert found["free_at_last"]
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        ("no token", "invalid_request"),
+        ("too long", "invalid_request"),
+        ("unknown token", "invalid_request"),
+        ("temperature", "invalid_request"),
+        ("logit bias", "invalid_request"),
+        ("logprobs", "invalid_request"),
+        ("rank", "internal"),
+        ("no pull", "internal"),
+        ("one token from decode", "internal"),
+        ("used twice", "internal"),
+    ],
+)
+def test_a_bad_request_ends_alone(report: dict[str, Any], why: str, reason: str) -> None:
+    found = report["refusals"][why]
+
+    assert found["failure"] == reason
+    assert found["message"]
+    assert found.get("outputs_after", 0) == 0
+
+
+def test_the_engines_live_on_after_bad_requests(
+    report: dict[str, Any], aggregated: dict[str, Any]
+) -> None:
+    assert report["refusals"]["afterwards"]["tokens"] == aggregated[NAMES[3]]["tokens"]
+
+
+@pytest.mark.parametrize(("who", "rank"), [("coordinator", None), ("rank", 1)])
+def test_a_killed_process_is_told_within_a_second(
+    report: dict[str, Any], who: str, rank: int | None
+) -> None:
+    found = report["deaths"][who]
+
+    assert found["told"].startswith(f"EngineDied rank={rank} ")
+    assert "was killed by SIGKILL" in found["told"]
+    assert str(found["pid"]) in found["told"]
+    assert not found["told"].endswith("log=0")
+    assert found["after_s"] < 1
+
+
+def test_a_dead_group_answers_no_call(report: dict[str, Any]) -> None:
+    assert report["deaths"]["call after death"] == "1"
+
+
+def test_a_start_is_bounded(report: dict[str, Any]) -> None:
+    assert "rank 0 was not ready after 0.3 s" in report["deaths"]["late"]
+
+
+def test_close_leaves_no_process(report: dict[str, Any]) -> None:
+    assert report["deaths"]["left"] == []
+    assert report["close"]["told"] == "closed"
+    assert report["close"]["left"] == []
+    assert report["close"]["children"] == []
+    assert report["close"]["after_s"] < 4, "a lease that lives must not delay the end"

@@ -1,0 +1,172 @@
+"""Settings of a vLLM group: what is refused, and what they become."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any  # JSON and a test's keywords
+
+import pytest
+
+from splitwave.core.mode import MODES, lookup
+from splitwave.engine.port import Role
+from splitwave.engine.vllm.config import (
+    GUARD,
+    GUARD_ASYNC,
+    KV_BYTES_MIN,
+    SettingsError,
+    VllmGroupSettings,
+    capture_sizes,
+    check,
+    engine_arguments,
+    environment,
+    kv_cache_bytes,
+    read_shape,
+    transfer_arguments,
+)
+
+MODEL = {
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 576,
+    "max_position_embeddings": 2048,
+    "num_local_experts": 4,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    return tmp_path
+
+
+def settings(model: Path, **changes: Any) -> VllmGroupSettings:
+    fields: dict[str, Any] = {
+        "role": Role.DECODE,
+        "mode": "decode_cpu_eager",
+        "model_path": model,
+        "served_model": "m",
+        "group_id": "g",
+        "epoch": 1,
+        "log_dir": model,
+        "ranks": 2,
+        "expert_parallel": True,
+    }
+    return VllmGroupSettings(**fields | changes)
+
+
+def test_settings_that_fit_give_their_mode(model: Path) -> None:
+    assert check(settings(model), {}) is lookup("decode_cpu_eager")
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "words"),
+    [
+        ("mode", {"mode": "fast"}, "known modes are"),
+        ("mode", {"mode": "prefill_cpu_eager"}, "this group's role is decode"),
+        ("model_path", {"model_path": Path("/nowhere")}, "does not exist"),
+        ("ranks", {"ranks": 0}, "at least 1"),
+        ("ranks", {"ranks": 1}, "at least 2 ranks"),
+        ("ranks", {"ranks": 3}, "does not divide the model's 4 experts"),
+        ("tensor_parallel", {"tensor_parallel": 2}, "9 attention heads; use one of [1, 3, 9]"),
+        ("tensor_parallel", {"tensor_parallel": 3}, "use 1 and scale with ranks"),
+        ("dtype", {"dtype": "int8"}, "float32, bfloat16, float16"),
+        ("block_size_tokens", {"block_size_tokens": 16}, "a multiple of 32"),
+        ("model_len_max_tokens", {"model_len_max_tokens": 4096}, "ends at 2048"),
+        ("batch_max_tokens", {"batch_max_tokens": 8}, "at least seats_max, 16"),
+        ("blocks_override", {"blocks_override": 32}, "needs 33"),
+        ("kv_cache_bytes", {"kv_cache_bytes": 2**20}, "give 48660480 or more"),
+        ("lease_ttl_s", {"lease_ttl_s": 0}, "at least 1"),
+        ("side_channel_port", {"side_channel_port": 65535}, "65535 to 65536"),
+        ("side_channel_port", {"side_channel_port": 80}, "within 1024"),
+        ("prefix_caching", {"prefix_caching": True}, "off in mode decode_cpu_eager"),
+        ("expert_parallel", {"mode": "decode_graph_ag", "expert_parallel": False}, "must be on"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_field_and_fix(
+    model: Path, field: str, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SettingsError) as refused:
+        check(settings(model, **changes), {})
+
+    assert refused.value.field == field
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["VLLM_CPU_KVCACHE_SPACE", "VLLM_TARGET_DEVICE"])
+def test_a_variable_that_would_undo_a_setting_is_refused(model: Path, name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}: .*unset it"):
+        check(settings(model), {name: "1"})
+
+
+def test_a_dense_model_has_no_experts_to_spread(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(MODEL | {"num_local_experts": None}))
+
+    with pytest.raises(SettingsError, match="expert_parallel: the model is dense"):
+        check(settings(model), {})
+
+
+@pytest.mark.parametrize("text", ["{", "{}"])
+def test_a_broken_model_configuration_is_named(model: Path, text: str) -> None:
+    (model / "config.json").write_text(text)
+
+    with pytest.raises(SettingsError, match=r"model_path: .*config\.json"):
+        check(settings(model), {})
+
+
+def test_the_kv_cache_holds_a_quarter_of_the_seats_at_full_length(model: Path) -> None:
+    asked = settings(model, seats_max=16, model_len_max_tokens=1024)
+    token_bytes = 2 * 30 * 3 * 64 * 4
+
+    assert kv_cache_bytes(asked, read_shape(model)) == 4 * 33 * 32 * token_bytes
+    small = dataclasses.replace(asked, seats_max=1, model_len_max_tokens=64)
+    assert kv_cache_bytes(small, read_shape(model)) == KV_BYTES_MIN
+
+
+def test_every_execution_argument_is_the_modes_own(model: Path) -> None:
+    for mode in MODES.values():
+        asked = settings(model, role=Role(mode.role), mode=mode.name)
+
+        arguments = engine_arguments(asked, mode)
+
+        compilation = arguments.pop("compilation_config", {})
+        assert isinstance(compilation, dict)
+        rest = {k: v for k, v in mode.vllm_args.items() if k != "compilation_config"}
+        assert rest.items() <= arguments.items()
+        assert mode.vllm_args.get("compilation_config", {}) == {
+            k: v for k, v in compilation.items() if k != "cudagraph_capture_sizes"
+        }
+
+
+def test_a_graph_mode_captures_a_size_for_every_batch(model: Path) -> None:
+    mode = lookup("decode_graph_ht_tbo")
+
+    assert capture_sizes(settings(model, seats_max=100), mode) == [32, 64, 96, 128]
+
+
+def test_the_guard_matches_the_scheduler(model: Path) -> None:
+    cpu = engine_arguments(settings(model), lookup("decode_cpu_eager"))
+    gpu = engine_arguments(settings(model), lookup("decode_graph_ag"))
+
+    assert (cpu["scheduler_cls"], gpu["scheduler_cls"]) == (GUARD, GUARD_ASYNC)
+
+
+def test_prefill_has_no_guard_and_serves_by_priority(model: Path) -> None:
+    asked = settings(model, role=Role.PREFILL, mode="prefill_cpu_eager")
+
+    arguments = engine_arguments(asked, lookup(asked.mode))
+
+    assert "scheduler_cls" not in arguments
+    assert arguments["scheduling_policy"] == "priority"
+
+
+def test_a_failed_pull_never_becomes_a_prefill(model: Path) -> None:
+    assert transfer_arguments(settings(model))["kv_load_failure_policy"] == "fail"
+
+
+def test_engine_processes_get_the_modes_environment_and_their_ports(model: Path) -> None:
+    found = environment(settings(model, side_channel_port=5900), lookup("decode_cpu_eager"))
+
+    assert found["SPLITWAVE_FORK"] == "1"
+    assert found["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5900"
+    assert found["OMP_NUM_THREADS"] == "1"
