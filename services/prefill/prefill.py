@@ -27,7 +27,9 @@ async def prefill(call: PrefillCall, deadline: Deadline, floor: Floor) -> Prefil
     running.waiters += 1
     left_s = deadline.remaining_s(floor.now_s())
     try:
-        result = await asyncio.wait_for(asyncio.shield(running.result), left_s)
+        # Not `wait_for`, which would swallow a cancellation that meets the result (Python 3.11).
+        async with asyncio.timeout(left_s):
+            result = await asyncio.shield(running.result)
         running.answered = True
         return floor.as_of_now(result)
     except TimeoutError:
