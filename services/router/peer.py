@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol
@@ -16,7 +15,8 @@ from splitwave.core.session import Ack, Hello, NumberGap, RouterMessage, Welcome
 WELCOME_WAIT_S = 5.0
 """How long a worker may take to answer Hello."""
 
-_log = logging.getLogger(__name__)
+_BREAKS = frozenset({Reason.WORKER_LOST, Reason.CANCELLED, Reason.DEADLINE_EXCEEDED})
+"""How a broken connection may look; whether the session still lives, only a reattach tells."""
 
 
 class Received(NamedTuple):
@@ -79,7 +79,7 @@ class DecodePeer:
                 broke_at_s = now_s
             welcome = session.welcome
             left_s = 0.0 if welcome is None else broke_at_s + welcome.reattach_s - now_s
-            if left_s <= 0.0 or error.reason is not Reason.WORKER_LOST:
+            if left_s <= 0.0 or error.reason not in _BREAKS:
                 session.end(ServingError(Reason.WORKER_LOST, f"decode session: {error.message}"))
                 return
             await backoff.wait(left_s)

@@ -26,6 +26,7 @@ from splitwave.core.session import (
     Hello,
     Link,
     Refused,
+    ReturnGrants,
     RouterMessage,
     Submit,
     Welcome,
@@ -61,10 +62,20 @@ class RoomEvents(Protocol):
 class Attempt:
     """One submission and what becomes of it."""
 
-    __slots__ = ("_ended", "answered", "attempt_id", "held", "logprobs", "session", "sink")
+    __slots__ = (
+        "_ended",
+        "answered",
+        "attempt_id",
+        "grant_id",
+        "held",
+        "logprobs",
+        "session",
+        "sink",
+    )
 
     def __init__(self, session: "Session", submit: Submit, held: Held, sink: Sink) -> None:
         self.attempt_id = submit.attempt_id
+        self.grant_id = submit.grant_id
         self.logprobs = submit.sampling.logprobs is not None
         self.session = session
         self.held = held
@@ -264,6 +275,8 @@ class Session:
                 attempt.held.returned()
                 attempt.end(message.error)
                 attempt.answer(message.error)
+                # Of a submission that it could not read the worker does not know the grant.
+                self.post(ReturnGrants((attempt.grant_id,)))
             case Grants():
                 self._take_grants(message)
 
