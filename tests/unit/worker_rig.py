@@ -10,10 +10,12 @@ from services.decode.worker import DecodeWorker
 from services.prefill.config import PrefillConfig
 from services.prefill.worker import PrefillWorker
 from splitwave.core.deadline import Deadline
+from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
 from splitwave.core.handoff import Handoff
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.worker import Role
+from splitwave.engine.port import EngineDied
 from splitwave.engine.sim import SimEngine, SimFabric, SimModel, SimSettings, start_sim_group
 from tests.unit.hand_router import HandRouter, Heard, submission, tokens_of
 
@@ -37,10 +39,15 @@ class MemoryPeers:
         self.delay_s = 0.0
         self.confirmed: list[str] = []
         self.released: list[str] = []
+        self.lost_calls = 0
+        """Confirmations that do not get through."""
 
     async def confirm(self, handoff: Handoff) -> float:
         """Ask the prefill worker."""
         await asyncio.sleep(self.delay_s)
+        if self.lost_calls:
+            self.lost_calls -= 1
+            raise ServingError(Reason.WORKER_LOST, "the connection broke")
         self.confirmed.append(handoff.handoff_id)
         return self.prefill.confirm(handoff.handoff_id, handoff.epoch)
 
@@ -129,25 +136,28 @@ async def rig(
     *,
     prefill_config: PrefillConfig = PREFILL_CONFIG,
     decode_config: DecodeConfig = DECODE_CONFIG,
-    fabric: bool = True,
+    decode_engine: type[SimEngine] = SimEngine,
 ) -> AsyncIterator[Rig]:
     """Start both workers; stop them at the end."""
     clock = asyncio.get_running_loop().time
-    shared = SimFabric() if fabric else None
-    prefill_engine = await start_sim_group(prefill, shared)
-    decode_engine = await start_sim_group(decode, shared)
-    prefill_worker = PrefillWorker(prefill_engine, prefill_config, clock)
+    shared = SimFabric()
+    prefilling = await start_sim_group(prefill, shared)
+    decoding = decode_engine(decode, shared)
+    decoding.start()
+    prefill_worker = PrefillWorker(prefilling, prefill_config, clock)
     peers = MemoryPeers(prefill_worker)
-    decode_worker = DecodeWorker(decode_engine, peers, decode_config, clock)
+    decode_worker = DecodeWorker(decoding, peers, decode_config, clock)
     tasks = [
         asyncio.create_task(prefill_worker.run(), name="prefill worker"),
         asyncio.create_task(decode_worker.run(), name="decode worker"),
     ]
     try:
-        yield Rig(prefill_worker, decode_worker, prefill_engine, decode_engine, peers)
+        yield Rig(prefill_worker, decode_worker, prefilling, decoding, peers)
     finally:
         await decode_worker.close()
         await prefill_worker.close()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for end in await asyncio.gather(*tasks, return_exceptions=True):
+            if not isinstance(end, asyncio.CancelledError | EngineDied):
+                raise AssertionError("a worker ended by itself") from end

@@ -91,6 +91,9 @@ class SimEngine:
         for request_id in engine_request_ids:
             for rank in self._ranks:
                 rank.abort(request_id)
+        now_s = self._now_s()
+        batches = [rank.idle_batch(now_s) for rank in self._ranks]
+        self._publish([batch for batch in batches if batch is not None])
 
     async def release(self, engine_request_ids: Sequence[str]) -> None:
         """Free what these requests hold, now; remember the ids that no rank knows yet."""

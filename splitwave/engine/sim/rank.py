@@ -57,6 +57,7 @@ class SimRank:
         self._generating: list[Sequence] = []
         self._ended: list[RequestOutput] = []  # By preemption and failed pulls, for the next batch.
         self._some_aborted = False
+        self._pulls_ended: list[str] = []  # Of the aborted that gave no output yet.
         self._arrivals = 0
         self._batches = 0
         self.steps = 0
@@ -106,7 +107,14 @@ class SimRank:
             self._waiting_count -= 1
         else:
             self._some_aborted = True
+        waits = sequence.phase is Phase.WAITING and sequence.offer is not None
+        if waits or sequence.pulled is not None:  # Not begun, or over and not yet told.
+            self._pulls_ended.append(request_id)
         return True
+
+    def idle_batch(self, now_s: float) -> StepOutputs | None:
+        """What is to be told though no step may come."""
+        return self._batch([], now_s) if self._pulls_ended else None
 
     def release(self, request_id: str, now_s: float) -> bool:
         """Free what a request holds, or abort it; False if it is unknown."""
@@ -169,7 +177,8 @@ class SimRank:
         if step.chunks:
             outputs += self._finish_chunks(step, now_s)
         self.check(step)
-        return self._batch(outputs, now_s) if outputs or step.tokens else None
+        told = outputs or step.tokens or self._pulls_ended
+        return self._batch(outputs, now_s) if told else None
 
     def counters(self) -> RankCounters:
         """What this rank has counted."""
@@ -206,6 +215,7 @@ class SimRank:
 
     def _batch(self, outputs: list[RequestOutput], now_s: float) -> StepOutputs:
         self._batches += 1
+        pulls_ended, self._pulls_ended = self._pulls_ended, []
         return StepOutputs(
             rank=self.rank,
             step=self._batches,
@@ -214,6 +224,7 @@ class SimRank:
             running=len(self._generating) + len(self._prefilling),
             waiting=self._waiting_count + len(self._pulling),
             blocks_used=self._pool.used,
+            pulls_ended=pulls_ended,
         )
 
     def _free(self, sequence: Sequence) -> None:
@@ -241,6 +252,7 @@ class SimRank:
     def _land_pulls(self, now_s: float) -> None:
         landed = [x for x in self._pulling if x.pull_ends_at_s <= now_s]
         self._pulling = [x for x in self._pulling if x.pull_ends_at_s > now_s]
+        self._pulls_ended += [x.request_id for x in landed if x.aborted]
         for sequence in landed:
             try:
                 intact = self._read_offer(sequence, now_s)
