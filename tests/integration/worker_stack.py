@@ -125,6 +125,7 @@ class Stack:
 
     def connect(self, router: HandRouter, *, reattach: bool = False) -> "asyncio.Task[None]":
         """Connect a router by a stream of its own; cancelling the task resets the stream."""
+        router.welcomed.clear()
         session = asyncio.create_task(_session(self.decode.address, router, reattach))
         self.sessions.append(session)
         return session

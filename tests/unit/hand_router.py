@@ -82,8 +82,7 @@ class HandRouter:
         self._out.put_nowait((self.link.send(message), message))
 
     async def messages(self, *, reattach: bool = False) -> AsyncIterator[tuple[int, ToWorker]]:
-        """All that one connection carries, for ever."""
-        self.welcomed.clear()
+        """All that one connection carries, for ever. Clear `welcomed` before."""
         self._out = asyncio.Queue()
         hello = Hello(router_id="hand", session_id=self.session_id)
         if reattach:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from services.decode.config import DecodeConfig
 from services.decode.worker import DecodeWorker
@@ -67,6 +67,7 @@ class Rig:
     prefill_engine: SimEngine
     decode_engine: SimEngine
     peers: MemoryPeers
+    sessions: "list[asyncio.Task[None]]" = field(default_factory=list)
 
     def now_s(self) -> float:
         """Virtual time."""
@@ -88,8 +89,10 @@ class Rig:
 
     def connect(self, router: HandRouter, *, reattach: bool = False) -> "asyncio.Task[None]":
         """Connect a router to the decode worker; cancelling the task breaks the connection."""
+        router.welcomed.clear()
         session = self.decode.session(router.messages(reattach=reattach), router.write)
-        return asyncio.create_task(session)
+        self.sessions.append(asyncio.create_task(session))
+        return self.sessions[-1]
 
     async def start_one(
         self,
@@ -151,11 +154,13 @@ async def rig(
         asyncio.create_task(prefill_worker.run(), name="prefill worker"),
         asyncio.create_task(decode_worker.run(), name="decode worker"),
     ]
+    both = Rig(prefill_worker, decode_worker, prefilling, decoding, peers)
     try:
-        yield Rig(prefill_worker, decode_worker, prefilling, decoding, peers)
+        yield both
     finally:
         await decode_worker.close()
         await prefill_worker.close()
+        await asyncio.gather(*both.sessions, return_exceptions=True)
         for task in tasks:
             task.cancel()
         for end in await asyncio.gather(*tasks, return_exceptions=True):
