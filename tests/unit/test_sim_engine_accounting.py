@@ -1,5 +1,6 @@
 """Blocks, seats and leases of simulated ranks under any order of calls."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -208,5 +209,5 @@ class Handoffs(RuleBasedStateMachine):
             assert rank.counters().blocks_used == 0
 
 
-TestHandoffs = Handoffs.TestCase
-TestHandoffs.settings = settings(max_examples=150, stateful_step_count=60)
+TestHandoffs = pytest.mark.timeout(90)(Handoffs.TestCase)
+TestHandoffs.settings = settings(max_examples=80, stateful_step_count=60)
