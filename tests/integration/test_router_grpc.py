@@ -1,0 +1,229 @@
+"""GenerateService over real gRPC, on simulated engines."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.generation import FinishReason, Sampling
+from splitwave.engine.sim import SimModel
+from splitwave.wire.client import Answer, Ask, generate, list_models
+from tests.integration.router_stack import MODEL, Model, RouterStack, router_stack
+from tests.integration.worker_stack import DECODE, eventually
+
+GREEDY = Sampling(max_tokens=30, temperature=0.0)
+PROMPT = "The capital of France is"
+
+
+def right(prompt: str, sampling: Sampling) -> str:
+    """The text of an aggregated engine: a byte is its own token."""
+    return bytes(SimModel().complete(list(prompt.encode()), sampling).token_ids).decode()
+
+
+async def answers(stack: RouterStack, ask: Ask) -> list[Answer]:
+    return [answer async for answer in generate(stack.channel, ask, timeout_s=20.0)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model.write(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+async def stack(model: Model) -> AsyncIterator[RouterStack]:
+    async with router_stack(model) as started:
+        yield started
+        await started.empty()
+
+
+async def test_text_offsets_and_counts_are_those_of_an_aggregated_engine(
+    stack: RouterStack,
+) -> None:
+    got = await answers(stack, Ask(prompt=PROMPT, sampling=GREEDY, request_id="mine"))
+
+    assert "".join(answer.text for answer in got) == right(PROMPT, GREEDY)
+    offsets = [answer.offset + i for answer in got for i in range(len(answer.token_ids))]
+    assert offsets == list(range(30))
+    last = got[-1]
+    assert last.finish_reason is FinishReason.LENGTH
+    assert (last.prompt_tokens, last.completion_tokens, last.attempts) == (24, 30, 1)
+    assert last.handoff_bytes == 2 * DECODE.block_bytes
+    assert last.times_s["total"] >= last.times_s["time_to_first_token"] > 0
+    assert [answer.finish_reason for answer in got[:-1]] == [None] * (len(got) - 1)
+
+
+async def test_token_ids_are_taken_as_they_are(stack: RouterStack) -> None:
+    got = await answers(stack, Ask(prompt=list(PROMPT.encode()), sampling=GREEDY))
+
+    assert "".join(answer.text for answer in got) == right(PROMPT, GREEDY)
+
+
+async def test_many_requests_at_once_get_their_own_answers(stack: RouterStack) -> None:
+    prompts = [f"{i} {PROMPT}" for i in range(40)]
+
+    got = await asyncio.gather(
+        *(answers(stack, Ask(prompt=prompt, sampling=GREEDY)) for prompt in prompts)
+    )
+
+    texts = ["".join(answer.text for answer in each) for each in got]
+    assert texts == [right(prompt, GREEDY) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"repetition_penalty": 1.2},
+        {"seed": 7, "temperature": 1.0},
+        {"min_tokens": 3},
+        {"max_tokens": 1},
+        {"max_tokens": 2},
+        {"logit_bias": {65: 3.5}},
+        {"stop_token_ids": tuple(range(97, 110))},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+async def test_every_feature_gives_the_tokens_of_an_aggregated_engine(
+    stack: RouterStack, change: dict[str, object]
+) -> None:
+    sampling = replace(GREEDY, **change)  # type: ignore[arg-type]  # by name
+
+    got = await answers(stack, Ask(prompt=PROMPT, sampling=sampling))
+
+    token_ids = [token_id for answer in got for token_id in answer.token_ids]
+    complete = SimModel().complete(list(PROMPT.encode()), replace(sampling, eos_token_ids=(259,)))
+    assert token_ids == complete.token_ids
+    assert got[-1].finish_reason is complete.finish
+    assert got[-1].stopped_by == complete.stop_token_id
+
+
+async def test_log_probabilities_come_with_each_token(stack: RouterStack) -> None:
+    sampling = replace(GREEDY, logprobs=2)
+
+    got = await answers(stack, Ask(prompt=PROMPT, sampling=sampling))
+
+    rows = [row for answer in got for row in answer.logprobs]
+    wanted = SimModel().complete(list(PROMPT.encode()), sampling).logprobs
+    assert [(row.token_id, row.rank) for row in rows] == [(x.token_id, x.rank) for x in wanted]
+
+
+async def test_a_stop_string_ends_the_text_before_it_and_the_decoding(stack: RouterStack) -> None:
+    text = right(PROMPT, GREEDY)
+    stop = text[10:13]
+
+    sampling = replace(GREEDY, max_tokens=2000)
+    got = await answers(stack, Ask(prompt=PROMPT, sampling=sampling, stop=(stop,)))
+
+    assert "".join(answer.text for answer in got) == text[: text.index(stop)]
+    assert (got[-1].finish_reason, got[-1].stopped_by) == (FinishReason.STOP, stop)
+    assert got[-1].completion_tokens == text.index(stop) + len(stop)
+
+
+async def test_a_client_that_leaves_stops_the_computing(stack: RouterStack) -> None:
+    sampling = replace(GREEDY, max_tokens=3000)
+    async for answer in generate(stack.channel, Ask(prompt=PROMPT, sampling=sampling)):
+        if answer.offset > 5:
+            break
+
+    await eventually(lambda: stack.door.outcomes["cancelled"] == 1)
+
+
+async def test_a_deadline_is_kept(stack: RouterStack) -> None:
+    sampling = replace(GREEDY, max_tokens=4000)
+    call = generate(stack.channel, Ask(prompt=PROMPT, sampling=sampling), timeout_s=0.3)
+
+    with pytest.raises(ServingError) as failed:
+        async for _ in call:
+            pass
+
+    assert failed.value.reason is Reason.DEADLINE_EXCEEDED
+
+
+async def test_models_are_named_with_their_context(stack: RouterStack) -> None:
+    assert await list_models(stack.channel, 2.0) == {MODEL: DECODE.model_len_max_tokens}
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason", "message"),
+    [
+        (Ask(prompt="", sampling=GREEDY), Reason.INVALID_REQUEST, "prompt: empty"),
+        (Ask(prompt=[], sampling=GREEDY), Reason.INVALID_REQUEST, "prompt: empty"),
+        (Ask(prompt=[9, 260], sampling=GREEDY), Reason.INVALID_REQUEST, "prompt: token id 260"),
+        (Ask(prompt="x" * 4096, sampling=GREEDY), Reason.INVALID_REQUEST, "prompt: 4096 tokens"),
+        (
+            Ask(prompt="x" * 4090, sampling=GREEDY),
+            Reason.INVALID_REQUEST,
+            "max_tokens: 30 is more than the 6 tokens",
+        ),
+        (
+            Ask(prompt=PROMPT, sampling=replace(GREEDY, max_tokens=0)),
+            Reason.INVALID_REQUEST,
+            "max_tokens: 0 is below 1",
+        ),
+        (
+            Ask(prompt=PROMPT, sampling=replace(GREEDY, top_p=2.0)),
+            Reason.INVALID_REQUEST,
+            "top_p: 2.0",
+        ),
+        (Ask(prompt=PROMPT, sampling=GREEDY, stop=("",)), Reason.INVALID_REQUEST, "stop"),
+        (Ask(prompt=PROMPT, sampling=GREEDY, model="x"), Reason.MODEL_NOT_FOUND, "model: 'x'"),
+        (
+            Ask(prompt=PROMPT, sampling=GREEDY, request_id="a b"),
+            Reason.INVALID_REQUEST,
+            "request_id",
+        ),
+        (
+            Ask(prompt="x", sampling=replace(GREEDY, repetition_penalty=1.2)),
+            Reason.UNSUPPORTED_FEATURE,
+            "prompt: one token",
+        ),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_with_the_field_and_the_fix(
+    stack: RouterStack, ask: Ask, reason: Reason, message: str
+) -> None:
+    with pytest.raises(ServingError, match=message) as refused:
+        await answers(stack, ask)
+
+    assert refused.value.reason is reason
+
+
+async def test_two_clients_may_choose_the_same_request_id(stack: RouterStack) -> None:
+    asks = [Ask(prompt=f"{i} {PROMPT}", sampling=GREEDY, request_id="same") for i in range(4)]
+
+    got = await asyncio.gather(*(answers(stack, ask) for ask in asks))
+
+    texts = ["".join(answer.text for answer in each) for each in got]
+    assert texts == [right(f"{i} {PROMPT}", GREEDY) for i in range(4)]
+
+
+async def test_a_full_router_sheds_with_a_time_to_wait(model: Model) -> None:
+    async with router_stack(model, live_max=1) as stack:
+        sampling = replace(GREEDY, max_tokens=3000)
+        first = generate(stack.channel, Ask(prompt=PROMPT, sampling=sampling))
+        await anext(first)
+
+        with pytest.raises(ServingError) as refused:
+            await answers(stack, Ask(prompt=PROMPT, sampling=GREEDY))
+
+        await first.aclose()
+        assert refused.value.reason is Reason.OVERLOADED
+        assert refused.value.retry_after_s is not None
+        await stack.empty()
+
+
+async def test_a_drain_finishes_what_was_admitted_and_lets_nobody_in(model: Model) -> None:
+    async with router_stack(model) as stack:
+        sampling = replace(GREEDY, max_tokens=300)
+        running = asyncio.create_task(answers(stack, Ask(prompt=PROMPT, sampling=sampling)))
+        await eventually(lambda: stack.door.tokens >= 0 and stack.decode_seats() == 1)
+
+        stack.stop.set()
+        await eventually(lambda: stack.door.admission.closed)
+        with pytest.raises(ServingError) as refused:
+            await answers(stack, Ask(prompt=PROMPT, sampling=GREEDY))
+
+        assert refused.value.reason is Reason.WORKER_DRAINING
+        assert "".join(answer.text for answer in await running) == right(PROMPT, sampling)
+        assert await stack.exit_code == 0
