@@ -9,16 +9,17 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any  # JSON
 
-from splitwave.engine.port import EngineDied, EngineRequest, Pull, Role
+from splitwave.engine.port import EngineDied, EngineRequest, Role
 from splitwave.engine.vllm.start import preload, start_group
 from tests.e2e.adapter_cases import Case, cases, greedy, prompt, settings
-from tests.e2e.adapter_pair import Caller, Pair, flat, nothing_held, within
+from tests.e2e.adapter_pair import Caller, Pair, flat, going_on, nothing_held, within
 
 LEASE_S = 600
 """So long that a leak cannot be taken for an expiry."""
@@ -43,26 +44,33 @@ def long_request(name: str, *, hold: bool = False, length: int = 200) -> EngineR
     )
 
 
+async def pulling(prefill: Caller, name: str) -> EngineRequest:
+    """Prefill a prompt and return the request with which decode goes on for long."""
+    request = long_request(name, hold=True)
+    first = await prefill.run(request)
+    held = first[-1].held
+    assert held is not None
+    return going_on(name, 1, Case(name, list(request.token_ids), request.sampling), first, held)
+
+
 async def aborts(pair: Pair) -> dict[str, Any]:
     """Abort at every stage; nothing may come after, and nothing may stay held."""
     prefill, decode = pair.prefill, pair.decode
-    first = (await prefill.run(long_request("a", hold=True)))[-1]
-    assert first.held is not None
-    pulling = dataclasses.replace(
-        long_request("a"),
-        rank=1,
-        token_ids=[*prompt(200, 3), *first.token_ids],
-        pull=Pull(
-            handoff_id="a",
-            remote_tokens=first.held.remote_tokens,
-            connector_params=first.held.connector_params,
-        ),
-    )
-    await decode.start(pulling)
+    pulled = await bytes_pulled(decode)
+    await decode.start(await pulling(prefill, "a"))
     await within(10, lambda: _true(len(decode.seen.get("a", ())) > 5))
     await decode.engine.abort(["a", "never seen"])
     seen = len(decode.seen["a"])
     decode_free = await within(SETTLE_S, lambda: nothing_held(decode.engine))
+
+    for n in range(20):
+        await decode.start(await pulling(prefill, f"pulling{n}"))
+        await asyncio.sleep(n * 0.001)
+        await decode.engine.abort([f"pulling{n}"])
+    given_up = [f"pulling{n}" for n in range(20) if f"pulling{n}" not in decode.seen]
+    await within(SETTLE_S, lambda: _true(len(decode.pulls_ended) == len(given_up)))
+    pulls_free = await within(SETTLE_S, lambda: nothing_held(decode.engine))
+    await prefill.engine.release([f"pulling{n}" for n in range(20)])
 
     for n in range(40):
         request = long_request(f"race{n}", hold=True, length=40)
@@ -76,8 +84,17 @@ async def aborts(pair: Pair) -> dict[str, Any]:
     return {
         "outputs_after_abort": len(decode.seen["a"]) - seen,
         "decode_free": decode_free,
+        "given_up_while_pulling": len(given_up),
+        "pulls_ended_as_given_up": sorted(decode.pulls_ended) == sorted(given_up),
+        "pulls_free": pulls_free,
+        "bytes_pulled": await bytes_pulled(decode) - pulled,
         "prefill_free": await within(SETTLE_S, lambda: nothing_held(prefill.engine)),
     }
+
+
+async def bytes_pulled(decode: Caller) -> int:
+    """Return what all pulls of a group have moved."""
+    return sum(counts.bytes_pulled for counts in await decode.engine.counters())
 
 
 async def _true(value: bool) -> bool:
@@ -177,12 +194,32 @@ async def deaths(model: Path, out: Path, pair: Pair) -> dict[str, Any]:
         found["call after death"] = str(died.rank)
     await decode.engine.close()
 
-    try:
-        late = settings(Role.PREFILL, model, out, 5740, epoch=3, start_timeout_s=0.3)
-        await start_group(late)
-    except EngineDied as died:
-        found["late"] = str(died)
+    found["starts"] = await failed_starts(model, out)
     found["left"] = alive(pids)
+    return found
+
+
+async def failed_starts(model: Path, out: Path) -> dict[str, Any]:
+    """Start groups that take too long, cannot load their weights, or are given up."""
+    broken = out / "broken"
+    shutil.copytree(model, broken)
+    weights = broken / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    found: dict[str, Any] = {}
+    for why, where, changes in (
+        ("late", model, {"start_timeout_s": 0.3}),
+        ("broken weights", broken, {"ranks": 2}),
+    ):
+        asked = settings(Role.PREFILL, where, out, 5740, group_id=why.replace(" ", "-"), **changes)
+        try:
+            await start_group(asked)
+        except EngineDied as died:
+            found[why] = [str(died), died.rank, died.log_tail]
+    given_up = asyncio.create_task(start_group(settings(Role.PREFILL, model, out, 5740, epoch=4)))
+    await asyncio.wait({given_up}, timeout=0.5)
+    given_up.cancel()
+    await asyncio.wait({given_up}, timeout=10)
+    found["cancelled"] = given_up.cancelled()
     return found
 
 
@@ -211,7 +248,7 @@ async def drive(model: Path, out: Path) -> dict[str, Any]:
     began_s = time.monotonic()
     prefill = Caller(
         await start_group(
-            settings(Role.PREFILL, model, out, 5700, lease_ttl_s=LEASE_S),
+            settings(Role.PREFILL, model, out, 5700, lease_ttl_s=LEASE_S, prefix_caching=True),
             on_progress=lambda rank, words: report["progress"].append(f"{rank}: {words}"),
         )
     )
@@ -229,6 +266,8 @@ async def drive(model: Path, out: Path) -> dict[str, Any]:
     report["refusals"] = await refusals(pair)
     report["speed"] = {count: await speed(pair, count) for count in (1, 8, 16)}
     report["counters"] = [dataclasses.asdict(c) for c in await decode.engine.counters()]
+    cached = [o.cached_tokens for outputs in prefill.seen.values() for o in outputs]
+    report["cached_tokens_max"] = max(cached)
     report["block_bytes"] = decode.engine.description.block_bytes
     report["blocks_handed_over"] = pair.blocks_handed_over
     report["first_position_min"] = min(pair.first_positions)

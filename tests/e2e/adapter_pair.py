@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any  # JSON
 
 from splitwave.core.generation import first_token_is_kept
-from splitwave.engine.port import EngineDied, EngineRequest, Pull, RequestOutput
+from splitwave.engine.port import EngineDied, EngineRequest, Held, Pull, RequestOutput
 from splitwave.engine.vllm.adapter import VllmEngine
 from tests.e2e.adapter_cases import Case
 
@@ -18,6 +18,7 @@ class Caller:
     def __init__(self, engine: VllmEngine) -> None:
         self.engine = engine
         self.seen: dict[str, list[RequestOutput]] = {}
+        self.pulls_ended: list[str] = []
         self.batches = 0
         self._ends: dict[str, asyncio.Future[None]] = {}
         self._pump = asyncio.create_task(self._read())
@@ -26,6 +27,7 @@ class Caller:
         async for steps in self.engine.steps():
             for step in steps:
                 self.batches += 1
+                self.pulls_ended += step.pulls_ended
                 for output in step.outputs:
                     self.seen.setdefault(output.engine_request_id, []).append(output)
                     end = self._ends.get(output.engine_request_id)
@@ -69,6 +71,24 @@ def flat(outputs: list[RequestOutput]) -> dict[str, Any]:
     }
 
 
+def going_on(
+    name: str, rank: int, case: Case, kept: list[RequestOutput], held: Held
+) -> EngineRequest:
+    """Return the request that decode goes on with, behind the tokens kept from prefill."""
+    left = case.sampling.max_tokens - len(kept)
+    return EngineRequest(
+        engine_request_id=name,
+        rank=rank,
+        token_ids=[*case.token_ids, *(token for output in kept for token in output.token_ids)],
+        sampling=dataclasses.replace(case.sampling, max_tokens=left),
+        pull=Pull(
+            handoff_id=name,
+            remote_tokens=held.remote_tokens,
+            connector_params=held.connector_params,
+        ),
+    )
+
+
 class Pair:
     """A prefill and a decode group, used as the router and the workers will use them."""
 
@@ -97,21 +117,7 @@ class Pair:
             return flat(first)
         kept = first if first_token_is_kept(case.sampling) else []
         self.blocks_handed_over += held.block_count
-        rest = await self.decode.run(
-            EngineRequest(
-                engine_request_id=name,
-                rank=rank,
-                token_ids=[*case.token_ids, *(t for o in kept for t in o.token_ids)],
-                sampling=dataclasses.replace(
-                    case.sampling, max_tokens=case.sampling.max_tokens - len(kept)
-                ),
-                pull=Pull(
-                    handoff_id=name,
-                    remote_tokens=held.remote_tokens,
-                    connector_params=held.connector_params,
-                ),
-            )
-        )
+        rest = await self.decode.run(going_on(name, rank, case, kept, held))
         if rest[0].pulled is not None:
             self.first_positions.append(rest[0].pulled.first_position)
         return flat([*kept, *rest])

@@ -1,7 +1,9 @@
 """Log files of engine processes."""
 
+import asyncio
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +50,24 @@ def test_a_process_writes_to_its_own_file_and_leads_its_own_group(
 
     assert logs.tail(who).splitlines() == [f"{name} out", f"{name} err True"]
     assert [path.name for path in tmp_path.iterdir()] == [logs.path(who).name]
+
+
+async def test_a_signal_to_an_engine_is_its_own_and_not_the_workers(tmp_path: Path) -> None:
+    heard: list[str] = []
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.append, "worker")
+    logs = ProcessLogs(tmp_path, "g", 3, 1)
+    process = multiprocessing.get_context("fork").Process(target=signal.pause, name="EngineCore")
+    with logs.capturing():
+        process.start()
+
+    process.terminate()
+    process.join(10)
+    for _ in range(5):
+        await asyncio.sleep(0)  # the loop looks at its wakeup descriptor
+
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+    assert process.exitcode == -signal.SIGTERM
+    assert heard == []
 
 
 def test_a_process_of_another_name_keeps_its_streams(tmp_path: Path) -> None:

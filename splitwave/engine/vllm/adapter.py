@@ -49,7 +49,7 @@ class VllmEngine:
 
     @property
     def died(self) -> asyncio.Future[EngineDied]:
-        """Resolved with the cause when the group ends without `close`."""
+        """Resolved with the cause when the group ends; `close` is one."""
         return self._processes.died
 
     @property
@@ -225,11 +225,9 @@ class VllmEngine:
         self._wake()
 
     def _raise_if_dead(self) -> None:
-        """Raise the cause of the group's death, or that it is closed."""
+        """Raise why the group has ended, if it has."""
         if self.died.done():
             raise self.died.result()
-        if self._closed:
-            raise EngineDied("the group was closed")
 
     async def _cause(self) -> EngineDied:
         """Return why the group died; a core reports its death just before its process ends."""

@@ -87,11 +87,10 @@ class Processes:
         self._vllm_config = vllm_config
         self.logs = ProcessLogs(settings.log_dir, settings.group_id, settings.epoch, settings.ranks)
         self.died: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
-        """Resolved with what happened when a process ends before `close`."""
+        """Resolved with what happened when a process ends, or with the call of `close`."""
         self._launch: Any = None
         self._starting: Any = None
         self._watched: list[tuple[int | str, BaseProcess]] = []
-        self._closing = False
 
     def fork(self) -> dict[str, Any]:
         """Start all processes and return the addresses that a client binds to.
@@ -137,7 +136,7 @@ class Processes:
     def _on_end(self, who: int | str, process: BaseProcess) -> None:
         """Keep the first end as the group's cause of death; others follow from it."""
         asyncio.get_running_loop().remove_reader(process.sentinel)
-        if not self._closing and not self.died.done():
+        if not self.died.done():
             self.died.set_result(self.death(who, process))
 
     def death(self, who: int | str, process: BaseProcess) -> EngineDied:
@@ -221,8 +220,9 @@ class Processes:
         """End every process: politely, then for certain. Idempotent; bounded in time."""
         if self._launch is None:
             return
-        self._closing = True
         self._unwatch()
+        if not self.died.done():
+            self.died.set_result(EngineDied("the group was closed"))
         engines = [process for who, process in self._watched if who != COORDINATOR]
         for process in engines:
             if process.is_alive():

@@ -85,6 +85,7 @@ class ProcessLogs:
         who = self._by_process.get(process_name)
         if who is None:
             return
+        _forget_signal_handlers()
         # Opened for the life of the process.
         file = os.open(self.path(who), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream in (1, 2):
@@ -95,6 +96,17 @@ class ProcessLogs:
         if os.getppid() != self._parent_pid:  # it died before the call above
             os._exit(1)
         faulthandler.enable(2)
+
+
+def _forget_signal_handlers() -> None:
+    """Undo what an event loop of the parent has set up for signals.
+
+    Its wakeup descriptor is shared after a fork: a signal to the child would be delivered to the
+    parent's handler, and the child itself would ignore it.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 class _ChildHook:
