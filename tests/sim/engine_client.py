@@ -31,6 +31,7 @@ class Client:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.batches: list[StepOutputs] = []
+        self.pulls_ended: list[str] = []
         self._got: dict[str, Got] = {}
 
     def got(self, request_id: str) -> Got:
@@ -68,6 +69,7 @@ class Client:
         async for batches in self.engine.steps():
             self.batches += batches
             for batch in batches:
+                self.pulls_ended += batch.pulls_ended
                 for output in batch.outputs:
                     got = self.got(output.engine_request_id)
                     assert not got.ended.is_set(), "an output came after the last"

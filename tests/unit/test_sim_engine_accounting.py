@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from splitwave.core.errors import Reason
 from splitwave.core.generation import FinishReason, Sampling
 from splitwave.core.handoff import LeaseEnd
-from splitwave.engine.port import EngineRequest, Held, Pull, RequestOutput, Role
+from splitwave.engine.port import EngineRequest, Held, Pull, RequestOutput, Role, StepOutputs
 from splitwave.engine.sim import SimModel, SimSettings
 from splitwave.engine.sim.fabric import Offer
 from splitwave.engine.sim.rank import SimRank
@@ -51,8 +51,12 @@ class Handoffs(RuleBasedStateMachine):
         self.gone: set[str] = set()
         """Aborted or ended: nothing may come for them."""
         self.released: set[str] = set()
+        self.unsettled: set[str] = set()
+        """Decode requests aborted before their first output, whose pull is not said to be over."""
+        self.settled: set[str] = set()
 
     def read(self, offer: Offer, now_s: float) -> bool:
+        assert offer.request_id not in self.settled, "read after its pull was said to be over"
         self.expire()
         intact = self.prefill.pulled(offer, now_s)
         live = offer.request_id in self.held
@@ -124,6 +128,7 @@ class Handoffs(RuleBasedStateMachine):
             st.sampled_from([x for x in (self.prefill, self.decode) if x in self.steps])
         )
         batch = rank.finish(self.steps.pop(rank), self.now_s)
+        self.settle(batch)
         for output in batch.outputs if batch else []:
             assert output.engine_request_id not in self.gone
             if output.finish or output.failure:
@@ -175,6 +180,15 @@ class Handoffs(RuleBasedStateMachine):
         for rank, name in ((self.prefill, request_id), (self.decode, f"{request_id}/d")):
             if rank.abort(name):
                 self.gone.add(name)
+                if rank is self.decode and request_id not in self.made:
+                    self.unsettled.add(name)
+        self.settle(self.decode.idle_batch(self.now_s))
+
+    def settle(self, batch: StepOutputs | None) -> None:
+        """A pull is said to be over once, of those aborted alone, and never while it reads."""
+        for name in batch.pulls_ended if batch else ():
+            self.unsettled.remove(name)
+            self.settled.add(name.removesuffix("/d"))
 
     @invariant()
     def accounts_agree(self) -> None:
@@ -202,11 +216,12 @@ class Handoffs(RuleBasedStateMachine):
                 self.now_s += 0.5
                 begun = rank in self.steps
                 step = self.steps.pop(rank) if begun else rank.begin(self.now_s)
-                rank.finish(step, self.now_s)
+                self.settle(rank.finish(step, self.now_s))
             self.now_s += 11.0
             rank.sweep(self.now_s)
             assert not rank.has_work
             assert rank.counters().blocks_used == 0
+        assert not self.unsettled
 
 
 TestHandoffs = pytest.mark.timeout(90)(Handoffs.TestCase)

@@ -216,7 +216,9 @@ def test_an_abort_during_a_pull_keeps_the_blocks_until_the_transfer_ends() -> No
             await asyncio.sleep(3.9)
             assert (await d.engine.counters())[0].blocks_used == 3
             assert await live_and_used(engine) == (1, 3)
+            assert d.pulls_ended == []
             await asyncio.sleep(0.2)
+            assert d.pulls_ended == ["a"]
             assert (await d.engine.counters())[0].blocks_used == 0
             # The transfer ran to its end, so its lease is over.
             assert engine.lease_ends[LeaseEnd.PULLED] == 1
@@ -235,6 +237,8 @@ def test_an_abort_before_the_pull_leaves_the_lease_to_its_owner() -> None:
             await d.submit("queued", PROMPT, GREEDY, pull=pull_of(queued))
             await asyncio.sleep(0.1)
             await d.engine.abort(["queued"])
+            await asyncio.sleep(0.0)
+            assert d.pulls_ended == ["queued"]
             await asyncio.sleep(5.0)
             assert await live_and_used(engine) == (1, 3)
             await engine.release(["queued"])
@@ -264,5 +268,22 @@ def test_a_decode_group_has_nothing_to_release() -> None:
             await d.submit("a", PROMPT, GREEDY, pull=pull_of(prefilled))
             await d.engine.release(["a"])
             assert (await d.ended("a")).finish is FinishReason.LENGTH
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("wait_s", "ended"), [(0.015, ["a"]), (0.025, [])])
+def test_the_end_of_a_pull_is_told_of_requests_aborted_before_their_first_output(
+    wait_s: float, ended: list[str]
+) -> None:
+    async def scenario() -> None:
+        async with pair() as (_, p, d):
+            prefilled = await p.prefill("a", PROMPT, ONE)
+            await d.submit("a", PROMPT, GREEDY, pull=pull_of(prefilled))
+            # The pull lands after one step, the first token comes after two.
+            await asyncio.sleep(wait_s)
+            await d.engine.abort(["a"])
+            await asyncio.sleep(1.0)
+            assert (d.pulls_ended, bool(d.got("a").token_ids)) == (ended, not ended)
 
     run(scenario())

@@ -1,13 +1,12 @@
 """Settings of the simulator are checked where they are made."""
 
-import dataclasses
-import json
 import re
 
 import pytest
 
+from splitwave.core.mode import lookup
 from splitwave.engine.port import Role
-from splitwave.engine.sim import RankDeath, RankPause, SimFaults, SimSettings, settings_from_json
+from splitwave.engine.sim import RankDeath, RankPause, SimFaults, SimSettings
 
 
 @pytest.mark.parametrize(
@@ -86,58 +85,11 @@ def test_the_description_speaks_in_the_loops_seconds() -> None:
     assert SimSettings(role=Role.DECODE).description().lease_ttl_s == 0.0
 
 
-def test_settings_come_from_json() -> None:
-    text = """{
-      "ranks": 2, "lockstep": false, "group_id": "g", "step_fixed_s": 1, "model_seed": 3,
-      "faults": {
-        "seed": 4, "pull_delay_rate": 0.5, "death": {"rank": 1, "at_step": 9},
-        "pauses": [{"rank": 0, "at_step": 2, "pause_s": 0.5}]
-      }
-    }"""
+@pytest.mark.parametrize("role", Role)
+def test_the_default_mode_is_one_of_its_role_and_names_its_steps(role: Role) -> None:
+    settings = SimSettings(role=role)
 
-    assert settings_from_json(text, Role.DECODE) == SimSettings(
-        role=Role.DECODE,
-        ranks=2,
-        lockstep=False,
-        group_id="g",
-        step_fixed_s=1.0,
-        model_seed=3,
-        faults=SimFaults(
-            seed=4,
-            pull_delay_rate=0.5,
-            death=RankDeath(rank=1, at_step=9),
-            pauses=(RankPause(rank=0, at_step=2, pause_s=0.5),),
-        ),
-    )
-    assert settings_from_json("{}", Role.PREFILL) == SimSettings(role=Role.PREFILL)
+    mode = lookup(settings.description().mode)
 
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("{", "settings are not JSON: "),
-        ("[]", "settings is []: it must be a JSON object"),
-        ('{"role": "prefill"}', "settings.role is 'prefill', but this is a decode worker"),
-        ('{"rank": 1}', "settings.rank is unknown: remove it or use one of batch_max_tokens, "),
-        ('{"ranks": 1.5}', "settings.ranks is 1.5: it must be a whole number"),
-        ('{"ranks": true}', "settings.ranks is True: it must be a whole number"),
-        ('{"ranks": 0}', "SimSettings.ranks is 0: set it to at least 1"),
-        ('{"lockstep": 1}', "settings.lockstep is 1: it must be true or false"),
-        ('{"model": 1}', "settings.model is 1: it must be a string"),
-        ('{"time_scale": "1"}', "settings.time_scale is '1': it must be a number"),
-        ('{"faults": 1}', "settings.faults is 1: it must be a JSON object"),
-        ('{"faults": {"sed": 1}}', "settings.faults.sed is unknown"),
-        ('{"faults": {"pauses": {}}}', "settings.faults.pauses is {}: it must be a list"),
-        ('{"faults": {"pauses": [{}]}}', "settings.faults.pauses[0]: "),
-        ('{"faults": {"death": {"rank": 0}}}', "required keyword-only argument: 'at_step'"),
-    ],
-)
-def test_bad_json_is_named_with_its_fix(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(says)):
-        settings_from_json(text, Role.DECODE)
-
-
-def test_every_setting_can_be_read() -> None:
-    defaults = dataclasses.asdict(SimSettings(role=Role.DECODE))
-
-    assert settings_from_json(json.dumps(defaults), Role.DECODE) == SimSettings(role=Role.DECODE)
+    assert mode.role == role
+    assert settings.step_kind in mode.step_kinds

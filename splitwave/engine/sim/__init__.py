@@ -6,7 +6,6 @@ seats, KV blocks, leases, pulls and failures are those of real engines.
 
 from splitwave.engine.sim.engine import SimEngine, start_sim_group
 from splitwave.engine.sim.fabric import SimFabric
-from splitwave.engine.sim.parse import settings_from_json
 from splitwave.engine.sim.settings import RankDeath, RankPause, SimFaults, SimSettings
 from splitwave.engine.sim.tokens import Completion, SimModel
 from splitwave.engine.sim.vocabulary import write_vocabulary
@@ -20,7 +19,6 @@ __all__ = [
     "SimFaults",
     "SimModel",
     "SimSettings",
-    "settings_from_json",
     "start_sim_group",
     "write_vocabulary",
 ]
