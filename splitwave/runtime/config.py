@@ -161,11 +161,18 @@ def _make(
             continue
         try:
             values[name] = convert(item.value, hints[name])
+            _check_choice(kind, name, values[name])
         except BadValue as error:
             raise ConfigError(f"{name}: {error} ({item.source})") from None
     for first, inner in nested.items():
         values[first] = _make(hints[first], inner)
     return _checked(kind, values, given)
+
+
+def _check_choice(kind: type[Any], name: str, value: object) -> None:
+    choices = next(f for f in _fields(kind) if f.name == name).metadata.get("choices")
+    if choices and value not in choices:
+        raise BadValue(f"is {value!r}; write one of {', '.join(choices)}")
 
 
 def _checked(kind: type[T], values: Mapping[str, object], given: Mapping[str, _Given]) -> T:

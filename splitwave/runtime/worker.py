@@ -36,7 +36,6 @@ class WorkerConfig(ProcessConfig):
 
     def __post_init__(self) -> None:
         ProcessConfig.__post_init__(self)
-        require(self, "engine", self.engine in ("vllm", "sim"), "write vllm or sim")
         require(self, "epoch", self.epoch >= 0, "set it to 0 or more")
         require(self, "health_stall_s", self.health_stall_s > 0, "set it above 0 seconds")
         if self.engine == "vllm":

@@ -55,8 +55,8 @@ async def until_serving(address: str) -> None:
 async def listed_services(address: str) -> set[str]:
     """What reflection lists."""
     async with grpc.aio.insecure_channel(address) as channel:
-        unsure: Any = channel
-        stub = reflection_pb2_grpc.ServerReflectionStub(unsure)
+        make_stub: Any = reflection_pb2_grpc.ServerReflectionStub
+        stub = make_stub(channel)
         request = messages.ServerReflectionRequest(list_services="")
         async for answer in stub.ServerReflectionInfo(iter([request])):
             return {x.name for x in answer.list_services_response.service}
