@@ -149,15 +149,15 @@ class GrantDesk:
     def _top_up(self, now_s: float) -> Iterator[Grant]:
         blocks = min(self.settings.grant_blocks, self.table.blocks_per_rank)
         target = self._float_target(blocks)
-        short = [s for s in self._sessions if self.table.floats_of(s) < target]
+        short = self.table.floats_below(self._sessions, target)
         while short:  # Those with the fewest first, so that a shortage is everyone's.
-            fewest = min(self.table.floats_of(s) for s in short)
-            for session_id in [s for s in short if self.table.floats_of(s) == fewest]:
+            fewest = min(self.table.floats_of(session_id) for session_id in short)
+            for session_id in self.table.floats_below(short, fewest + 1):
                 grant = self.table.grant(session_id, blocks, now_s + self.settings.ttl_s)
                 if grant is None:
                     return
                 yield grant
-            short = [s for s in short if self.table.floats_of(s) < target]
+            short = self.table.floats_below(short, target)
 
     def _float_target(self, blocks: int) -> int:
         """How many grants may lie at each session: a share of what is free, of both kinds."""

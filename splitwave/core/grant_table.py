@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from splitwave.core.due import Due
 
@@ -36,6 +37,10 @@ class Seat:
     blocks: int
 
 
+_SEAT: Final = 1 << 40
+"""A seat weighs more than all blocks of a rank."""
+
+
 class GrantTable:
     """Seats and blocks of one decode group: free, granted or seated.
 
@@ -45,12 +50,13 @@ class GrantTable:
       G3  both are the sums over live grants and seated attempts
       G4  the indexes by session say what the grants say
       G5  every live grant has a time at which it falls due
+      G6  the loads to choose by say what the counts say
     """
 
     def __init__(self, *, ranks: int, seats_per_rank: int, blocks_per_rank: int) -> None:
         assert ranks > 0
         assert seats_per_rank > 0
-        assert blocks_per_rank > 0
+        assert 0 < blocks_per_rank < _SEAT
         self.ranks = ranks
         self.seats_per_rank = seats_per_rank
         self.blocks_per_rank = blocks_per_rank
@@ -58,6 +64,9 @@ class GrantTable:
         self.blocks_used = [0] * ranks
         self.seats_held = [0] * ranks
         """Those of `seats_used` in which an attempt sits."""
+        # (seats, blocks) of each rank as one number, so that `min` finds the least at once.
+        self._load_used = [0] * ranks
+        self._load_held = [0] * ranks
         self.seats_free = ranks * seats_per_rank
         """Seats neither granted nor held, over all ranks."""
         self.blocks_free = ranks * blocks_per_rank
@@ -77,6 +86,11 @@ class GrantTable:
         """The same of one session."""
         return self._floats.get(session_id, 0)
 
+    def floats_below(self, sessions: Iterable[str], count: int) -> list[str]:
+        """Those of some sessions that have fewer than `count` floats, in their order."""
+        floats = self._floats
+        return [session_id for session_id in sessions if floats.get(session_id, 0) < count]
+
     def sessions(self) -> set[str]:
         """Sessions that have live grants."""
         return set(self._by_session)
@@ -91,14 +105,14 @@ class GrantTable:
 
     def fits(self, blocks: int) -> bool:
         """True if a grant of that size could be made now."""
-        return self._least(self.seats_used, blocks) is not None
+        return self._least(self._load_used, blocks) is not None
 
     def grant(
         self, session_id: str, blocks: int, expires_at_s: float, ask_id: str = ""
     ) -> Grant | None:
         """Reserve room on the least loaded rank that has it, or return None."""
         assert blocks > 0
-        rank = self._least(self.seats_used, blocks)
+        rank = self._least(self._load_used, blocks)
         if rank is None:
             return None
         grant = Grant(
@@ -142,13 +156,13 @@ class GrantTable:
         if grant is None:
             return None
         self._drop(grant)
-        rank = self._least(self.seats_held, grant.blocks)
+        rank = self._least(self._load_held, grant.blocks)
         assert rank is not None  # The grant's own rank has room for it.
         if self.seats_held[rank] == self.seats_held[grant.rank]:
             rank = grant.rank
         seat = self._seated[attempt_id] = Seat(rank, grant.blocks)
         self._move(rank, 1, grant.blocks)
-        self.seats_held[rank] += 1
+        self._hold(rank, 1)
         return seat
 
     def is_seated(self, attempt_id: str) -> bool:
@@ -161,7 +175,7 @@ class GrantTable:
         if seat is None:
             return False
         self._move(seat.rank, -1, -seat.blocks)
-        self.seats_held[seat.rank] -= 1
+        self._hold(seat.rank, -1)
         return True
 
     def end_session(self, session_id: str) -> int:
@@ -179,18 +193,18 @@ class GrantTable:
         return due
 
     def _least(self, load: list[int], blocks: int) -> int | None:
-        """The rank with the least load, then the fewest used blocks, that has room."""
-        best: tuple[int, int] | None = None
-        best_rank: int | None = None
-        for rank, seats in enumerate(load):
-            if best is not None and seats > best[0]:
-                continue
-            used = self.blocks_used[rank]
-            if self.seats_used[rank] < self.seats_per_rank and (
-                used + blocks <= self.blocks_per_rank and (best is None or (seats, used) < best)
-            ):
-                best, best_rank = (seats, used), rank
-        return best_rank
+        """The rank with the least load that has room; the first of several."""
+        rank = load.index(min(load))
+        if self._has_room(rank, blocks):
+            return rank
+        fit = (rank for rank in range(self.ranks) if self._has_room(rank, blocks))
+        return min(fit, key=load.__getitem__, default=None)
+
+    def _has_room(self, rank: int, blocks: int) -> bool:
+        return (
+            self.seats_used[rank] < self.seats_per_rank
+            and self.blocks_used[rank] + blocks <= self.blocks_per_rank
+        )
 
     def _owned(self, session_id: str, grant_id: str) -> Grant | None:
         grant = self._grants.get(grant_id)
@@ -224,6 +238,12 @@ class GrantTable:
         self.blocks_used[rank] += blocks
         self.seats_free -= seats
         self.blocks_free -= blocks
+        self._load_used[rank] += seats * _SEAT + blocks
+        self._load_held[rank] += blocks
+
+    def _hold(self, rank: int, seats: int) -> None:
+        self.seats_held[rank] += seats
+        self._load_held[rank] += seats * _SEAT
 
     def check(self) -> None:
         """Assert the invariants. Cheap enough to call after every change in tests."""
@@ -242,6 +262,8 @@ class GrantTable:
         by_session = {s: set(ids) for s, ids in self._by_session.items()}
         assert by_session == _by_session(grants), "G4"
         assert len(self._due) == len(grants), "G5"
+        assert self._load_used == [s * _SEAT + b for s, b in zip(seats, blocks, strict=True)], "G6"
+        assert self._load_held == [h * _SEAT + b for h, b in zip(held, blocks, strict=True)], "G6"
 
     def _claims(
         self, grants: Iterable[Grant], seated: Iterable[Seat]

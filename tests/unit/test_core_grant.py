@@ -20,6 +20,7 @@ from splitwave.core.grant import Ask, AskRefused, DeskSettings, Grant, GrantDesk
 RANKS, SEATS, BLOCKS = 2, 3, 10
 SETTINGS = DeskSettings(ttl_s=5, float_max=2, float_share=0.7, grant_blocks=2, asks_max=4)
 sessions = st.sampled_from(["s0", "s1", "s2"])
+sizes = st.sampled_from([0, 1, 1, 2, 2, 3, 5, BLOCKS, BLOCKS + 1])
 picks = st.integers(0, 99)
 """Which of those that are there; taken modulo their number."""
 
@@ -100,7 +101,7 @@ class GrantMachine(RuleBasedStateMachine):
         self.waiting = [a for a in self.waiting if a.session_id != session_id]
         self.settle()
 
-    @rule(pick=picks, blocks=st.integers(0, BLOCKS + 1), patience_s=st.integers(0, 9))
+    @rule(pick=picks, blocks=sizes, patience_s=st.integers(0, 9))
     def ask(self, pick: int, blocks: int, patience_s: int) -> None:
         if not self.open:
             return
@@ -288,16 +289,24 @@ class AnyoneMaySpend(GrantTable):
         return self._grants.get(grant_id)
 
 
-class StaysWhereItWasGranted(GrantTable):
-    """Seats where most sit."""
+class SeatsWhereMostSit(GrantTable):
+    """Fills one rank before the next."""
 
     def spend(self, session_id: str, grant_id: str, attempt_id: str) -> Seat | None:
-        self.seats_held = [-held for held in self.seats_held]
+        self._load_held = [-load for load in self._load_held]
         seat = super().spend(session_id, grant_id, attempt_id)
-        self.seats_held = [-held for held in self.seats_held]
-        if seat is not None:
-            self.seats_held[seat.rank] += 2
+        self._load_held = [-load for load in self._load_held]
         return seat
+
+
+class ForgetsALoad(GrantTable):
+    """G6: the load to choose by does not follow the counts."""
+
+    def free(self, attempt_id: str) -> bool:
+        load = list(self._load_used)
+        freed = super().free(attempt_id)
+        self._load_used = load
+        return freed
 
 
 class FloatsBeforeAsks(GrantDesk):
@@ -349,7 +358,8 @@ TABLES = [
     CountsTakenAsFloat,
     TakeForgetsTheTime,
     AnyoneMaySpend,
-    StaysWhereItWasGranted,
+    SeatsWhereMostSit,
+    ForgetsALoad,
 ]
 DESKS = [
     FloatsBeforeAsks,

@@ -1,0 +1,37 @@
+"""Where a result comes from: code, command, versions and machine."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def provenance(command: str, *, paths: list[str], packages: list[str]) -> dict[str, object]:
+    """What must stand beside figures. `paths` is the code that they depend on."""
+    return {
+        "command": command,
+        "git_sha": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain", "--", *paths)),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in packages},
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
