@@ -39,8 +39,7 @@ class RouterStack:
     http: aiohttp.ClientSession
     stop: asyncio.Event
     exit_code: "asyncio.Task[int]"
-    decode_address: str
-    prefill_address: str
+    http_address: tuple[str, int]
 
     def decode_seats(self) -> int:
         """Seats that attempts hold, or grants that are kept for them."""
@@ -96,6 +95,7 @@ async def router_stack(
         try:
             await eventually(lambda: task.done() or bool(program.http_address and door.models()))
             assert not task.done(), "the router ended"
+            host, _, port = program.http_address.rpartition(":")
             async with (
                 grpc.aio.insecure_channel(config.listen, options=CHANNEL_OPTIONS) as channel,
                 aiohttp.ClientSession(f"http://{program.http_address}") as http,
@@ -107,8 +107,7 @@ async def router_stack(
                     http=http,
                     stop=stop,
                     exit_code=task,
-                    decode_address=both.decode.address,
-                    prefill_address=both.prefill.address,
+                    http_address=(host, int(port)),
                 )
         finally:
             stop.set()
