@@ -148,7 +148,6 @@ class Decoding:
         error = await self._holdings.confirm(attempt)
         if attempt.over:
             return
-        self._frames.flush_session(attempt.session)  # A slot is in a frame at most once.
         if error is None:
             attempt.shown = True
             self._show(attempt, attempt.early_tokens, attempt.early_logprobs)
@@ -157,7 +156,7 @@ class Decoding:
             log.warning("fence: %r", error, extra={"request_id": attempt.submit.request_id})
             message = f"the handoff could not be confirmed: {error.message}"
             self._fail(attempt, ServingError(Reason.HANDOFF_EXPIRED, message))
-        self._frames.flush_session(attempt.session)
+        self._frames.flush_session(attempt.session)  # The next step may bring the slot again.
 
     def _show(
         self, attempt: Attempt, token_ids: list[int], logprobs: Sequence[TokenLogprob] | None

@@ -190,6 +190,7 @@ def test_a_release_may_overtake_its_prefill() -> None:
             await asyncio.sleep(0.05)
             assert r.prefill.release("h2") is True
             assert (await refused(running)).reason is Reason.CANCELLED
+            assert r.now_s() == pytest.approx(0.05)  # Long before its step would have ended.
             await assert_nothing_held(r)
 
     run(main())
