@@ -35,7 +35,7 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
     def __init__(self, worker: DecodeWorker) -> None:
         self._worker = worker
 
-    async def Session(  # type: ignore[override]  # it writes rather than yields
+    async def Session(  # type: ignore[override]  # writes rather than yields
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: SessionContext
     ) -> None:
         emit = emitter(context)
@@ -63,7 +63,7 @@ class WorkerServicer(worker_pb_grpc.WorkerServiceServicer):
         except ServingError as error:
             await abort(context, error)
 
-    async def WatchWorker(  # type: ignore[override]  # it writes rather than yields
+    async def WatchWorker(  # type: ignore[override]  # writes rather than yields
         self, request: worker_pb.WatchWorkerRequest, context: WatchContext
     ) -> None:
         def observe() -> worker_pb.WatchWorkerResponse:

@@ -85,7 +85,7 @@ class WorkerServicer(worker_pb_grpc.WorkerServiceServicer):
         except ServingError as error:
             await abort(context, error)
 
-    async def WatchWorker(  # type: ignore[override]  # it writes rather than yields
+    async def WatchWorker(  # type: ignore[override]  # writes rather than yields
         self,
         request: worker_pb.WatchWorkerRequest,
         context: WriteContext,

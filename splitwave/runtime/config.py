@@ -121,7 +121,7 @@ def variable(service: str, name: str) -> str:
 def to_toml(config: object, sources: Mapping[str, str]) -> str:
     """The whole config as a file that `--config` takes, each line with its source."""
     plain, tables = [], []
-    for item in dataclasses.fields(config):  # type: ignore[arg-type]  # a dataclass, as load made it
+    for item in dataclasses.fields(config):  # type: ignore[arg-type]  # every config is a dataclass
         value = getattr(config, item.name)
         note = f"  # {sources.get(item.name, 'default')}"
         if isinstance(value, Mapping):

@@ -24,7 +24,7 @@ class Outbox:
             self._calls[-1][1].append(item)
         else:
             # A list of T goes back to the call it came with, and to no other.
-            self._calls.append((call, [item]))  # type: ignore[arg-type]  # T is forgotten here
+            self._calls.append((call, [item]))  # type: ignore[arg-type]  # the type of T is forgotten here
         self._filled.set()
 
     async def run(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
-from splitwave.core.session import AskGrant, Cancel, ReturnGrants, Submit, TakeGrant
+from splitwave.core.session import AskGrant, Cancel, Submit
 from splitwave.wire.session import BadSubmission
 from tests.sim.virtual_loop import VirtualLoop, run
 from tests.unit.hand_router import HandRouter, Heard, submission, tokens_of
@@ -117,7 +117,7 @@ def test_a_bad_submission_ends_its_attempt_alone() -> None:
             r.connect(router)
             good = router.submit(await prepared(r, router, "good/0/1"))
             error = ServingError(Reason.INVALID_REQUEST, "submit_chunk.data: too large")
-            router.send(BadSubmission("bad/0/1", error))  # type: ignore[arg-type]  # as the wire reads it
+            router.send(BadSubmission("bad/0/1", error))  # type: ignore[arg-type]  # the wire reads it so
             await good.over.wait()
 
             assert good.error is None
@@ -341,45 +341,6 @@ def test_the_first_message_is_hello_and_a_taken_session_is_refused() -> None:
 
             task = asyncio.create_task(r.decode.session(rude(), router.write))
             assert await ended_with(task) is Reason.INVALID_REQUEST
-
-    run(main())
-
-
-def test_grants_are_pushed_taken_returned_and_come_back_by_time() -> None:
-    async def main() -> None:
-        async with rig(PREFILL, DECODE) as r:
-            router = HandRouter()
-            r.connect(router)
-            pushed = [await router.grants.get() for _ in range(4)]
-            assert {g.ask_id for g in pushed} == {""}
-            assert all(1.0 < g.ttl_s <= 1.5 for g in pushed)
-            assert r.decode.load().seats_used == (4,)
-
-            router.send(TakeGrant(pushed[0].grant_id, 2, 60.0))
-            router.send(ReturnGrants((pushed[1].grant_id,)))
-            await asyncio.sleep(10.0)
-            grants = r.decode.room.table.grants_of("s1")
-            assert [(g.grant_id, g.blocks) for g in grants if g.taken] == [("g1", 2)]
-            assert len(grants) == 5
-            assert router.load is not None
-            assert router.load.seats_free == 64 - 5
-
-    run(main())
-
-
-def test_an_ask_that_no_room_comes_free_for_is_refused_with_a_time() -> None:
-    async def main() -> None:
-        async with rig(PREFILL, replace(DECODE, seats_per_rank=1)) as r:
-            router = HandRouter()
-            r.connect(router)
-            await router.grant()
-            router.send(AskGrant("late", 4, 0.5))
-            router.send(AskGrant("huge", 5000, 0.5))
-            await asyncio.sleep(1.0)
-
-            assert router.ask_refusals["late"].reason is Reason.OVERLOADED
-            assert router.ask_refusals["late"].retry_after_s is not None
-            assert router.ask_refusals["huge"].reason is Reason.INVALID_REQUEST
 
     run(main())
 
