@@ -30,12 +30,12 @@ def register() -> None:
 
     from splitwave.engine.vllm import core_calls, progress, seams, steps
 
-    seams.check_seams(seams.EVERYWHERE)
+    is_cpu = current_platform.is_cpu()
+    seams.check_seams(seams.EVERYWHERE + (seams.CPU if is_cpu else seams.GPU))
     core_calls.install()
     steps.install()
     progress.install()
-    if current_platform.is_cpu():
+    if is_cpu:
         from splitwave.engine.vllm.cpu import moe
 
-        seams.check_seams(seams.CPU)
         moe.install()

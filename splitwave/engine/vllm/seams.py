@@ -126,6 +126,10 @@ CPU = (
     ),
 )
 
+GPU = (
+    _seam("vllm.v1.worker.gpu.cudagraph_utils:ModelCudaGraphManager.run_fullgraph", "self desc"),
+)
+
 EVERYWHERE = CONNECTOR + SCHEDULER + ENGINE_CORE + STEPS
 
 

@@ -87,6 +87,7 @@ _counter = StepCounter()
 def install() -> None:
     """Count the steps of this process's worker. Idempotent."""
     from vllm import forward_context
+    from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_worker import Worker
 
     if getattr(Worker, _MARK, False):
@@ -96,6 +97,11 @@ def install() -> None:
     Worker.execute_model = _counted(Worker.execute_model)
     Worker.execute_dummy_batch = _counted_dummy(Worker.execute_dummy_batch)
     Worker.splitwave_steps = lambda _worker: _counter.report()
+    if not current_platform.is_cpu():
+        from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
+
+        # vLLM's second model runner replays whole-step graphs without a forward context.
+        ModelCudaGraphManager.run_fullgraph = _replayed(ModelCudaGraphManager.run_fullgraph)
 
 
 def _observed(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,6 +115,15 @@ def _observed(create: Callable[..., Any]) -> Callable[..., Any]:
         return context
 
     return created
+
+
+def _replayed(replay: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    @functools.wraps(replay)
+    def replayed(self: Any, desc: Any) -> Any:  # vLLM's graph manager and batch
+        _counter.saw_forward("full")
+        return replay(self, desc)
+
+    return replayed
 
 
 def _counted(execute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
