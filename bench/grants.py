@@ -26,7 +26,13 @@ from tests.sim.grant_world import World
 ROUTERS, RANKS, SEATS, LOAD, BELOW = 64, 32, 32, 20, 10
 REFRESH_S, HOLD_S, STEADY_S = 0.1, 2.0, 60.0
 TRIALS = 200
-PATHS = ["splitwave/core", "bench/grants.py", "bench/grant_policies.py", "tests/sim/grant_world.py"]
+PATHS = [
+    *(f"splitwave/core/{name}.py" for name in ("grant", "grant_table", "due")),
+    "services/router/grants.py",
+    "bench/grants.py",
+    "bench/grant_policies.py",
+    "tests/sim/grant_world.py",
+]
 
 Make = Callable[[list[int], random.Random], Policy]
 POLICIES: dict[str, Make] = {

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from splitwave.core.generation import (
@@ -139,6 +139,7 @@ def test_offsets_have_no_gap_and_no_repeat(frames: list[tuple[int, list[int]]]) 
 
 @pytest.mark.parametrize("mutant", [AcceptsRepeats, AcceptsGaps, AppendsBeforeItLooks])
 def test_a_completion_that_breaks_its_offsets_is_caught(mutant: type[Completion]) -> None:
+    @settings(phases=[Phase.generate])
     @given(frames)
     def broken(frames: list[tuple[int, list[int]]]) -> None:
         check_completion(mutant, frames)

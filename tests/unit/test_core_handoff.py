@@ -127,7 +127,7 @@ def check(kind: type[LeaseTable], examples: int) -> None:
 
 
 def test_a_lease_ends_exactly_once_in_any_order_of_events() -> None:
-    check(LeaseTable, examples=150)
+    check(LeaseTable, examples=80)
 
 
 class HoldsPastCapacity(LeaseTable):

@@ -121,7 +121,7 @@ def check(kind: type[Link[int]], examples: int) -> None:
 
 
 def test_what_was_sent_arrives_once_and_in_order_however_often_it_breaks() -> None:
-    check(Link, examples=200)
+    check(Link, examples=100)
 
 
 class ForgetsWithoutAck(Link[int]):
