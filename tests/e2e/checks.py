@@ -20,6 +20,7 @@ from typing import Any, TypeVar  # Any: JSON
 ROOT = Path(__file__).parents[2]
 LOG_TAIL_CHARS = 6000
 BLOCK_SIZE_TOKENS = 32
+CHECK_LIMIT_S = 150
 Stack = TypeVar("Stack")
 
 ENVIRONMENT = {
@@ -93,7 +94,7 @@ async def collect(
     for check in checks:
         name = check.__name__
         try:
-            seen[name] = await asyncio.wait_for(check(stack), 60)
+            seen[name] = await asyncio.wait_for(check(stack), CHECK_LIMIT_S)
         except Exception:  # noqa: BLE001  # told to the test, which fails by it
             seen[name] = {"traceback": traceback.format_exc()}
         await asyncio.to_thread(results.write_text, json.dumps(seen))

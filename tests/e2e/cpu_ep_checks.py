@@ -23,6 +23,7 @@ class Stack:
             "enable_expert_parallel": True,
             "all2all_backend": "allgather_reducescatter",
         }
+        self.model, self.ranks = model, ranks
         self.reference = RawEngine(model, 25700)
         self.prefill = RawEngine(
             model, 25710, kv_transfer_config=transfer("kv_producer", kv_lease_duration=600), **ranks
@@ -36,7 +37,7 @@ class Stack:
         )
 
     def close(self) -> None:
-        for engine in vars(self).values():
+        for engine in (self.reference, self.prefill, self.decode):
             engine.close()
 
 
@@ -126,7 +127,25 @@ async def counters(stack: Stack) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-CHECKS = [warm, aggregated, handed_over, refused_in_lock_step, released, counters]
+async def compiled(stack: Stack) -> dict[str, Any]:
+    """The same tokens from ranks whose model is compiled; a third of the prompts."""
+    engine = RawEngine(stack.model, 25730, enforce_eager=False, **stack.ranks)
+    try:
+        outcomes = await asyncio.gather(
+            *(
+                engine.run(f"compiled-{i}", prompt, 24, rank=i % RANKS)
+                for i, prompt in enumerate(prompts()[: PROMPTS // 3])
+            )
+        )
+        return {
+            "tokens": [outcome.tokens for outcome in outcomes],
+            "counters": await engine.call_all("splitwave_counters"),
+        }
+    finally:
+        engine.close()
+
+
+CHECKS = [warm, aggregated, handed_over, refused_in_lock_step, released, counters, compiled]
 
 
 async def main(results: Path, model: str) -> None:
