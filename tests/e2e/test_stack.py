@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any  # JSON
 
@@ -69,7 +70,8 @@ async def described(stack: LiveStack, name: str) -> WorkerDescription:
 
 
 async def completed(channel: grpc.aio.Channel, case: Case) -> list[Answer]:
-    ask = Ask(prompt=case.token_ids, sampling=case.sampling)
+    sampling = replace(case.sampling, eos_token_ids=())  # The router knows the model's.
+    ask = Ask(prompt=case.token_ids, sampling=sampling)
     return [answer async for answer in generate(channel, ask, 120.0)]
 
 

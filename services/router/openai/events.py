@@ -7,6 +7,7 @@ WHATWG HTML, "Server-sent events"; chunked framing: RFC 9112, section 7.1.
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from aiohttp import web
 
@@ -63,8 +64,7 @@ class EventStream:
                 break
         if request.transport is None:
             raise ConnectionResetError("the client has gone")
-        assert isinstance(request.transport, asyncio.WriteTransport)
-        self._transport = request.transport
+        self._transport = cast(asyncio.WriteTransport, request.transport)  # uvloop's is no subclass
 
     async def close(self) -> web.StreamResponse:
         """End the response."""
