@@ -9,21 +9,26 @@ import logging
 import sys
 import time
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+OURS = ("splitwave", "services")
+_LATER = frozenset({"message", "asctime", "taskName"})
 
 
 def configure(service: str, *, log_format: str, level: str) -> None:
-    """Send the records of all loggers to standard error, once a process."""
+    """Send records to standard error, once a process. Of other packages only warnings count."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(service) if log_format == "json" else HumanLines(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    root.setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
+    for package in OURS:
+        logging.getLogger(package).setLevel(level.upper())
 
 
 def extras(record: logging.LogRecord) -> dict[str, object]:
     """What a record was given in `extra`."""
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    # A library may have set a record factory of its own, whose fields are no extras.
+    standard = vars(logging.makeLogRecord({})).keys() | _LATER
+    return {name: value for name, value in vars(record).items() if name not in standard}
 
 
 class HumanLines(logging.Formatter):

@@ -29,6 +29,20 @@ def test_a_line_for_people_shows_what_stands_in_extra() -> None:
     assert line.endswith("INFO prefill: took 3 s request_id=r1 rank=2")
 
 
+def test_what_a_library_adds_to_every_record_is_no_extra() -> None:
+    class Theirs(logging.LogRecord):
+        def __init__(self, *args: object, **fields: object) -> None:
+            super().__init__(*args, **fields)  # type: ignore[arg-type]  # passed through
+            self.their_field = 1
+
+    before = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(Theirs)
+    try:
+        assert HumanLines("prefill").format(record(rank=2)).endswith("took 3 s rank=2")
+    finally:
+        logging.setLogRecordFactory(before)
+
+
 def test_a_json_line_is_one_object_with_the_request() -> None:
     line = JsonLines("prefill").format(record(request_id="r1"))
 
