@@ -6,7 +6,7 @@ Reproduce a failure with `pytest "tests/sim/test_router_sim.py::test_random_faul
 import asyncio
 import random
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -21,7 +21,7 @@ from tests.sim import virtual_loop
 from tests.sim.cancelling import CancelledAt, When
 from tests.sim.faults import Faults
 from tests.sim.network import Weather
-from tests.sim.router_world import EMPTY, Plan, World, world
+from tests.sim.router_world import EMPTY, Plan, Served, World, world
 
 GREEDY = Sampling(max_tokens=20, temperature=0.0)
 PROMPT = tuple(range(40, 80))
@@ -101,41 +101,94 @@ def test_a_submission_over_the_limit_ends_alone() -> None:
     virtual_loop.run(too_large_a_submission())
 
 
-async def cancelled_everywhere(when: When, *, keep: bool) -> list[int]:
+@dataclass(frozen=True)
+class Path:
+    """One way for a request to go, each await of which is cancelled in turn."""
+
+    plan: Plan = field(default_factory=Plan)
+    sampling: Sampling = field(default_factory=lambda: replace(GREEDY, max_tokens=400))
+    refusing: tuple[str, ...] = ()
+    """Decode workers that give room and then refuse each submission."""
+
+
+PATHS = {
+    "first token kept": Path(),
+    "all tokens from decode": Path(
+        sampling=replace(GREEDY, max_tokens=400, repetition_penalty=1.2)
+    ),
+    "room asked for": Path(plan=Plan(decode_options={"grant_float_max": 0})),
+    "refused and offered elsewhere": Path(plan=Plan(decode_nodes=2), refusing=("d0:1",)),
+    "refused everywhere": Path(plan=Plan(decode_nodes=2), refusing=("d0:1", "d1:1")),
+    "ends in prefill": Path(sampling=replace(GREEDY, max_tokens=1)),
+}
+
+
+async def cancelled_everywhere(path: Path, when: When) -> list[int]:
     """Cancel one request at each of its waits; return those after which something stays held."""
     still_held: list[int] = []
-    sampling = GREEDY if keep else replace(GREEDY, repetition_penalty=1.2)
-    async with world(Plan()) as w:
+    async with world(replace(path.plan, weather=Weather())) as w:
         await w.ready()
+        for address in path.refusing:
+            worker = w.network.decode[address].worker
+            assert worker is not None
+            worker.decoding.draining = True
         for k in range(1, 100):
-            served = w.ask(f"r{k}", PROMPT, sampling)
-            cancelling = CancelledAt(w.serve(served), k, when)
-
-            async def run(cancelling: CancelledAt[Finish] = cancelling) -> None:
-                await cancelling
-
-            task = asyncio.create_task(run())
+            served = w.ask(f"r{k}", PROMPT, path.sampling)
+            task = asyncio.create_task(attempt_at(CancelledAt(w.serve(served), k, when)))
             await asyncio.wait((task,))
             await asyncio.sleep(2.0)
             if await w.held() != EMPTY:
                 still_held.append(k)
             if not task.cancelled():
-                assert k > 3
-                assert list(served.sink.token_ids) == w.right_tokens(served)
+                assert k > 2
+                if not task.exception():
+                    assert list(served.sink.token_ids) == w.right_tokens(served)
                 return still_held
     raise AssertionError("the request never finished")
 
 
-@pytest.mark.parametrize("keep", [True, False], ids=["first token kept", "all from decode"])
+async def attempt_at(cancelling: CancelledAt[Finish]) -> None:
+    await cancelling
+
+
+@pytest.mark.parametrize("name", PATHS)
 @pytest.mark.parametrize("when", When)
-def test_a_cancel_at_any_await_leaves_nothing_held_anywhere(when: When, keep: bool) -> None:
-    assert virtual_loop.run(cancelled_everywhere(when, keep=keep)) == []
+def test_a_cancel_at_any_await_leaves_nothing_held_anywhere(when: When, name: str) -> None:
+    assert virtual_loop.run(cancelled_everywhere(PATHS[name], when)) == []
+
+
+async def resets_at_any_moment(seed: int) -> None:
+    rng = random.Random(seed)
+    async with world(Plan(weather=Weather(rng=rng, delay_max_s=0.03)), seed) as w:
+        await w.ready()
+        asked = [w.ask(f"r{i}", (*PROMPT, i), GREEDY) for i in range(20)]
+
+        async def one(served: Served) -> None:
+            await asyncio.sleep(rng.uniform(0.0, 2.0))
+            await w.serve(served)
+
+        streams = [asyncio.create_task(one(served)) for served in asked]
+        for _ in range(8):
+            await asyncio.sleep(rng.uniform(0.0, 0.6))
+            w.network.decode["d0:1"].reset()
+        await asyncio.gather(*streams)
+
+        assert w.network.prefills == 20, "a second prefill"
+        for served in asked:
+            assert list(served.sink.token_ids) == w.right_tokens(served)
+        await asyncio.sleep(3.0)
+        assert await w.held() == EMPTY
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_resets_at_any_moment_cost_no_second_prefill(seed: int) -> None:
+    virtual_loop.run(resets_at_any_moment(seed), seed)
 
 
 def test_a_fleet_that_never_releases_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Releases, "start", lambda self, held: None)
 
-    still_held = virtual_loop.run(cancelled_everywhere(When.BEGIN, keep=True))
+    still_held = virtual_loop.run(cancelled_everywhere(Path(), When.BEGIN))
 
     assert still_held
 

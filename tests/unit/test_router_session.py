@@ -316,13 +316,15 @@ async def test_a_reattach_sends_again_what_the_worker_has_not_received() -> None
 
 async def test_repeated_messages_of_a_reattach_are_dropped_unread() -> None:
     peer = Peer()
-    _, sink = peer.accept("a", 0)
+    attempt, sink = peer.accept("a", 0)
     told = frame((0, 0, [1]))
     peer.say(told)
 
     peer.say_again(2, told)
+    peer.say(frame((0, 1, [2]), ended=[ended(0, "a")]))
 
-    assert sink.token_ids == [1]
+    assert sink.token_ids == [1, 2]
+    assert (await attempt.finish()).finish_reason is FinishReason.LENGTH
 
 
 async def test_the_end_of_a_session_loses_what_runs_and_leaves_open_offers_to_their_leases() -> (
