@@ -31,7 +31,7 @@ PATHS = [
     "services/router/grants.py",
     "bench/grants.py",
     "bench/grant_policies.py",
-    "tests/sim/grant_world.py",
+    *(f"tests/sim/grant_{name}.py" for name in ("world", "worker", "router")),
 ]
 
 Make = Callable[[list[int], random.Random], Policy]

@@ -6,7 +6,8 @@ import pytest
 
 from bench.grants import POLICIES, snapshot
 from splitwave.core.grant import Ask, AskRefused, GrantDesk, GrantTable
-from tests.sim.grant_world import Cancellation, Result, Submission, World
+from tests.sim.grant_router import Cancellation, Submission
+from tests.sim.grant_world import Result, World
 
 FAULTS = ("none", "lost", "repeated", "late")
 MESSAGES = (

@@ -58,6 +58,12 @@ def test_a_roomier_worker_is_preferred(worse: GroupLoad) -> None:
     assert not roomier(worse, ROOM)
 
 
+def test_a_draining_worker_is_the_last_choice_however_long_the_queues_are() -> None:
+    drained = dataclasses.replace(ROOM, draining=True)
+
+    assert not roomier(drained, dataclasses.replace(ROOM, asks_waiting=9, seats_free=0))
+
+
 def queue(worker_id: str, *queued: int, draining: bool = False) -> PrefillQueue:
     return PrefillQueue(worker_id, list(queued), 100, draining)
 
