@@ -163,7 +163,7 @@ class WorkerFleet:
             await peer.transport.close()
 
     async def _leave(self, address: str, peer: DecodePeer) -> None:
-        while peer.leaving and peer.session.running:  # noqa: ASYNC110  # no event says so
+        while peer.leaving and peer.session.running:  # noqa: ASYNC110  # nothing says so
             await asyncio.sleep(LEAVING_LOOK_EVERY_S)
         if peer.leaving:
             del self._decode[address]

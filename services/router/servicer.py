@@ -42,7 +42,7 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
     def __init__(self, door: FrontDoor) -> None:
         self._door = door
 
-    async def Generate(  # type: ignore[override]  # it writes rather than yields
+    async def Generate(  # type: ignore[override]  # writes rather than yields
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
         try:

@@ -87,7 +87,7 @@ async def test_many_requests_at_once_get_their_own_answers(stack: RouterStack) -
 async def test_every_feature_gives_the_tokens_of_an_aggregated_engine(
     stack: RouterStack, change: dict[str, object]
 ) -> None:
-    sampling = replace(GREEDY, **change)  # type: ignore[arg-type]  # by name
+    sampling = replace(GREEDY, **change)  # type: ignore[arg-type]  # named fields
 
     got = await answers(stack, Ask(prompt=PROMPT, sampling=sampling))
 

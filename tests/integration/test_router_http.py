@@ -291,7 +291,7 @@ async def test_a_failure_after_the_first_byte_is_an_event_of_its_own(
         await eventually(lambda: bool(session.attempts))
         for attempt in list(session.attempts.values()):
             error = ServingError(Reason.STALLED, "no token came")
-            stack.workers.decode_worker.decoding._fail(attempt, error)  # noqa: SLF001  # a fault
+            stack.workers.decode_worker.decoding._fail(attempt, error)  # noqa: SLF001  # this is the fault
         rest = await response.text()
 
     *_, failure, done = rest.removesuffix("\n\n").split("\n\n")
@@ -302,7 +302,7 @@ async def test_a_failure_after_the_first_byte_is_an_event_of_its_own(
 
 async def test_a_failure_before_the_first_byte_is_its_own_status(model: Model) -> None:
     async with router_stack(model, timeout_s=0.2) as stack:
-        stack.door.fleet.rooms.take = _never  # type: ignore[method-assign]  # a fault
+        stack.door.fleet.rooms.take = _never  # type: ignore[method-assign]  # this is the fault
 
         status, answer = await post(stack, {**BODY, "stream": True})
 

@@ -170,7 +170,7 @@ class Connection:
         number: int = response.number  # type: ignore[attr-defined]  # what `write` put there
 
         def read(asked: Callable[[int], bool]) -> object:
-            return worker_message_from_proto(response, asked)  # type: ignore[arg-type]  # as above
+            return worker_message_from_proto(response, asked)  # type: ignore[arg-type]  # what `write` put there
 
         return Received(number, read)
 

@@ -100,7 +100,7 @@ async def test_a_request_of_one_token_needs_no_decode_room() -> None:
 @pytest.mark.parametrize("feature", ["seed", "min_tokens", "repetition_penalty"])
 async def test_a_prompt_of_one_token_is_refused_where_decode_must_begin(feature: str) -> None:
     value = {"seed": 1, "min_tokens": 2, "repetition_penalty": 1.1}[feature]
-    served = Served(sampling=replace(GREEDY, temperature=1.0, **{feature: value}))  # type: ignore[arg-type]  # by name
+    served = Served(sampling=replace(GREEDY, temperature=1.0, **{feature: value}))  # type: ignore[arg-type]  # named fields
     served.request = replace(served.request, token_ids=(1,))
 
     with pytest.raises(ServingError, match="prompt: one token is too short") as refused:

@@ -50,7 +50,7 @@ def test_workers_that_are_listed_later_get_work() -> None:
             await w.serve(served)
 
             assert served.sink.token_ids == w.right_tokens(served)
-            assert w.fleet.sessions()[0].welcome.worker_id == "d1:1"  # type: ignore[union-attr]  # it is open
+            assert w.fleet.sessions()[0].welcome.worker_id == "d1:1"  # type: ignore[union-attr]  # open by now
 
     virtual_loop.run(scenario())
 

@@ -73,7 +73,7 @@ def need(tokens: int = 20, **changes: object) -> RoomNeed:
     made = RoomNeed(
         tokens=tokens, waits_until=Deadline(now_s() + 10), keep_until=Deadline(now_s() + 60)
     )
-    return replace(made, **changes)  # type: ignore[arg-type]  # by name
+    return replace(made, **changes)  # type: ignore[arg-type]  # named fields
 
 
 async def waiting(take: Coroutine[None, None, TakenRoom]) -> "asyncio.Task[TakenRoom]":
@@ -159,7 +159,7 @@ async def test_a_grant_that_comes_unasked_serves_the_oldest_it_fits_and_withdraw
     assert (await small).grant_id == "g"
     assert not large.done()
     cancelled = [m.ask_id for m in pool.sent(0) if isinstance(m, CancelAsk)]
-    assert cancelled == [asks[1].ask_id]  # type: ignore[attr-defined]  # an ask
+    assert cancelled == [asks[1].ask_id]  # type: ignore[attr-defined]  # these are asks
     large.cancel()
 
 

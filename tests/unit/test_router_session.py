@@ -162,7 +162,7 @@ async def test_logprobs_belong_to_those_that_asked_even_behind_a_cancelled_one()
     rows: list[object] = []
 
     class Sink(FakeSink):
-        def write(self, offset, token_ids, logprobs):  # type: ignore[no-untyped-def]  # as the port
+        def write(self, offset, token_ids, logprobs):  # type: ignore[no-untyped-def]  # typed by the port
             rows.append([row.token_id for row in logprobs])
             return False
 
@@ -246,7 +246,7 @@ async def test_a_sink_that_fails_ends_its_attempt_alone() -> None:
     peer = Peer()
 
     class Sink(FakeSink):
-        def write(self, offset, token_ids, logprobs):  # type: ignore[no-untyped-def]  # as the port
+        def write(self, offset, token_ids, logprobs):  # type: ignore[no-untyped-def]  # typed by the port
             raise ZeroDivisionError
 
     broken = peer.submit("a", sink=Sink())
