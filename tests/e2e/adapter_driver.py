@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any  # JSON
 
 from splitwave.engine.port import EngineDied, EngineRequest, Role
+from splitwave.engine.vllm.config import SettingsError
 from splitwave.engine.vllm.start import preload, start_group
 from tests.e2e.adapter_cases import Case, cases, greedy, prompt, settings
 from tests.e2e.adapter_pair import Caller, Pair, flat, going_on, nothing_held, within
@@ -65,7 +66,7 @@ async def aborts(pair: Pair) -> dict[str, Any]:
 
     for n in range(20):
         await decode.start(await pulling(prefill, f"pulling{n}"))
-        await asyncio.sleep(n * 0.001)
+        await asyncio.sleep(n * 0.004)
         await decode.engine.abort([f"pulling{n}"])
     given_up = [f"pulling{n}" for n in range(20) if f"pulling{n}" not in decode.seen]
     await within(SETTLE_S, lambda: _true(len(decode.pulls_ended) == len(given_up)))
@@ -206,15 +207,23 @@ async def failed_starts(model: Path, out: Path) -> dict[str, Any]:
     weights = broken / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
     found: dict[str, Any] = {}
+    unknown = out / "unknown"
+    unknown.mkdir()
+    config = json.loads((model / "config.json").read_text())
+    config["architectures"] = ["NoSuchModel"]
+    (unknown / "config.json").write_text(json.dumps(config))
     for why, where, changes in (
         ("late", model, {"start_timeout_s": 0.3}),
         ("broken weights", broken, {"ranks": 2}),
+        ("unknown architecture", unknown, {}),
     ):
         asked = settings(Role.PREFILL, where, out, 5740, group_id=why.replace(" ", "-"), **changes)
         try:
             await start_group(asked)
         except EngineDied as died:
             found[why] = [str(died), died.rank, died.log_tail]
+        except SettingsError as refused:
+            found[why] = [str(refused), None, ""]
     given_up = asyncio.create_task(start_group(settings(Role.PREFILL, model, out, 5740, epoch=4)))
     await asyncio.wait({given_up}, timeout=0.5)
     given_up.cancel()

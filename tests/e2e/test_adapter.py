@@ -206,6 +206,15 @@ def test_a_failed_start_says_which_rank_and_why(report: dict[str, Any]) -> None:
     assert "safetensor" in log_tail.lower()
 
 
+def test_a_model_that_vllm_does_not_know_is_refused_before_any_fork(
+    report: dict[str, Any],
+) -> None:
+    message, _, _ = report["deaths"]["starts"]["unknown architecture"]
+
+    assert message.startswith("settings: vLLM refuses them: ")
+    assert "NoSuchModel" in message
+
+
 def test_a_start_can_be_cancelled(report: dict[str, Any]) -> None:
     assert report["deaths"]["starts"]["cancelled"]
 

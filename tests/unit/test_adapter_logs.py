@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ def say(text: str) -> None:
     """Write to both streams, below Python's own buffers, as native code does."""
     os.write(1, f"{text} out\n".encode())
     os.write(2, f"{text} err {os.getpgid(0) == os.getpid()}\n".encode())
+
+
+def pause(write: Connection) -> None:
+    """Say that this process is up, and wait for a signal."""
+    write.send("up")
+    signal.pause()
 
 
 def run(logs: ProcessLogs, name: str, *, capturing: bool = True) -> None:
@@ -56,9 +63,13 @@ async def test_a_signal_to_an_engine_is_its_own_and_not_the_workers(tmp_path: Pa
     heard: list[str] = []
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.append, "worker")
     logs = ProcessLogs(tmp_path, "g", 3, 1)
-    process = multiprocessing.get_context("fork").Process(target=signal.pause, name="EngineCore")
+    read, write = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=pause, args=(write,), name="EngineCore", daemon=True
+    )
     with logs.capturing():
         process.start()
+    assert read.recv() == "up"
 
     process.terminate()
     process.join(10)
@@ -94,6 +105,7 @@ from pathlib import Path
 from splitwave.engine.vllm.logs import ProcessLogs
 
 def engine(write):
+    signal.alarm(20)  # if the kernel does not end it, this does
     os.write(write, b"up")
     signal.pause()
 

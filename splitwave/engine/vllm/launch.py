@@ -36,6 +36,7 @@ def build_config(settings: VllmGroupSettings, mode: Mode) -> Any:
     """Make vLLM's configuration; SettingsError if vLLM refuses it."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.exceptions import VLLMError
 
     check_build(mode)
     try:
@@ -44,8 +45,8 @@ def build_config(settings: VllmGroupSettings, mode: Mode) -> Any:
             kv_transfer_config=KVTransferConfig(**transfer_arguments(settings)),
         )
         return arguments.create_engine_config()
-    except (ValueError, NotImplementedError) as error:
-        raise SettingsError("mode", f"vLLM refuses the configuration: {error}") from error
+    except (ValueError, NotImplementedError, OSError, VLLMError) as error:
+        raise SettingsError("settings", f"vLLM refuses them: {error}") from error
 
 
 def check_build(mode: Mode) -> None:

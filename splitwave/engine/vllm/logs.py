@@ -39,6 +39,8 @@ class ProcessLogs:
             for rank in range(ranks)
         } | {"VLLM_DP_Coordinator": COORDINATOR}
         self._parent_pid = os.getpid()
+        for who in self._by_process.values():
+            self.path(who).unlink(missing_ok=True)  # of an earlier start with the same epoch
 
     def path(self, who: int | str) -> Path:
         """Return the file of a rank, or of the coordinator."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any  # vLLM's configuration and client are untyped here
 
 from splitwave.core.mode import Mode
-from splitwave.engine.port import GroupDescription, Role
+from splitwave.engine.port import EngineDied, GroupDescription, Role
 from splitwave.engine.vllm import outputs
 from splitwave.engine.vllm.adapter import VllmEngine
 from splitwave.engine.vllm.config import VllmGroupSettings, check, environment
@@ -56,8 +56,11 @@ PRELOAD_ENV = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "30",
 }
-"""Set before the imports: a math library that has started threads does not survive a fork."""
+"""Set before the imports: a math library that has started threads does not survive a fork.
+
+The last one bounds the client's own wait for engines, which by then are up; vLLM reads it once."""
 
 
 def preload() -> None:
@@ -93,17 +96,16 @@ async def start_group(
     _check_finish_reasons()
     vllm_config = build_config(settings, mode)
     processes = Processes(settings, vllm_config)
+    client = None
     try:
         addresses = processes.fork()
         await processes.until_ready(on_progress)
         client = _client(vllm_config, addresses)
-        try:
-            return await _warmed(settings, mode, client, processes)
-        except BaseException:
-            client.shutdown()
-            raise
+        return await _warmed(settings, mode, client, processes)
     except BaseException:
         await asyncio.shield(processes.close())
+        if client is not None:
+            client.shutdown()
         raise
 
 
@@ -121,8 +123,16 @@ async def _warmed(
     settings: VllmGroupSettings, mode: Mode, client: Any, processes: Processes
 ) -> VllmEngine:
     """Run a step on every rank at once, since they step together, and describe the group."""
-    await or_death(client.call_utility_all_async("splitwave_warm"), processes.died)
-    facts = await or_death(client.call_utility_all_async("splitwave_facts"), processes.died)
+    calls = client.call_utility_all_async
+    try:
+        async with asyncio.timeout(settings.start_timeout_s):
+            await or_death(calls("splitwave_warm"), processes.died)
+            facts = await or_death(calls("splitwave_facts"), processes.died)
+    except TimeoutError:
+        raise EngineDied(
+            f"ranks did not run a step together within {settings.start_timeout_s:g} s",
+            log_tail=processes.logs.tail(0),
+        ) from None
     return VllmEngine(
         client=client,
         processes=processes,
