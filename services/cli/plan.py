@@ -12,6 +12,9 @@ BASE_BYTES = 600 * 2**20
 """Memory of one engine process beside weights and KV cache (torch and vLLM, mostly)."""
 KV_BYTES = {"vllm": 256 * 2**20, "sim": 0}
 
+DRAIN_FLAGS = ("--drain-unready-s", "0", "--drain-grace-s", "5")
+"""The supervisor stops the router first, so nobody has to notice that a worker stops."""
+
 PRELOAD_VLLM = ("splitwave.engine.vllm.start:preload",)
 LOCAL_ENVIRONMENT = {
     # One thread a rank: a local stack has more processes than cores.
@@ -46,8 +49,6 @@ class Plan:
     worker_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """More flags of a program, by its name: prefill, decode, router."""
     environment_more: Mapping[str, str] = field(default_factory=dict)
-
-    stop_order = ("decode", "prefill")
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -99,15 +100,15 @@ class Plan:
         """How the router is started."""
         addresses = self.worker_addresses
         return [
-            sys.executable,
-            "-m",
-            "services.router",
+            *(sys.executable, "-m", "services.cli.tether"),
+            *(sys.executable, "-m", "services.router"),
             *("--listen", self.router_grpc),
             *("--http-listen", self.router_http),
             *("--prefill", addresses["prefill"]),
             *("--decode", addresses["decode"]),
             *("--model-path", str(self.model_path)),
             *("--model", self.served_model),
+            *DRAIN_FLAGS,
             *self.worker_flags.get("router", ()),
         ]
 
@@ -123,6 +124,7 @@ class Plan:
             *("--engine", self.engine),
             *("--model", self.served_model),
             *("--log-dir", str(self.run_dir)),
+            *DRAIN_FLAGS,
         ]
         if self.engine == "vllm":
             flags += ["--model-path", str(self.model_path)]

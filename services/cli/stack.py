@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -123,7 +123,7 @@ class Stack:
             return await describe_worker(open_channel, 10.0, counters=counters)
 
     async def stop(self) -> None:
-        """Stop in order: router, decode, prefill. No process is left afterwards."""
+        """Stop the router, then the workers. No process is left afterwards."""
         await asyncio.to_thread(self._stop)
         if self._pipe >= 0:
             asyncio.get_running_loop().remove_reader(self._pipe)
@@ -135,10 +135,8 @@ class Stack:
             self.router.terminate()
             self.router.wait(STOP_GRACE_S)
             self.router.kill_group()
-        for name in self.plan.stop_order:
-            worker = self.workers.get(name)
-            if worker is not None and worker.pid is not None and worker.returncode is None:
-                _stop_tree(worker.pid, STOP_GRACE_S)
+        # Together: a prefill worker that drains goes on answering for its handoffs.
+        _stop_trees([w.pid for w in self.workers.values() if w.pid and w.returncode is None])
         if self.zygote is not None:
             self.zygote.terminate()
             self.zygote.wait(STOP_GRACE_S)
@@ -189,8 +187,8 @@ async def running(plan: Plan, report: Report) -> AsyncIterator[Stack]:
 
     Raises StackFailed before anything is started if a port is taken or memory is short.
     """
-    check_ports(plan)
     check_memory(plan)
+    check_ports(plan)
     stack = Stack(plan, report)
     try:
         stack.start()
@@ -245,14 +243,16 @@ async def _http_ready(address: str) -> bool:
     return b" 200 " in status
 
 
-def _stop_tree(pid: int, grace_s: float) -> None:
-    """Stop one process, and kill what is left of its descendants after the grace."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-        process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=grace_s)
-        for survivor in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                survivor.kill()
-        psutil.wait_procs(alive, timeout=5.0)
+def _stop_trees(pids: Sequence[int]) -> None:
+    """Stop processes, and kill what is left of their descendants after the grace."""
+    family: list[psutil.Process] = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            family += [process, *process.children(recursive=True)]
+            process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=STOP_GRACE_S)
+    for survivor in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            survivor.kill()
+    psutil.wait_procs(alive, timeout=5.0)

@@ -9,7 +9,6 @@ Run as `python -m services.cli.zygote SPEC STATUS_FD`; SPEC is JSON, see `Spec`.
 """
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -20,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that a process gets when its parent dies."""
+from services.cli.tether import die_with_parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ class Spec:
 
 def main(arguments: Sequence[str]) -> int:
     """Preload, fork, report, wait. Returns 0 once all workers have ended."""
-    _die_with_parent()
+    die_with_parent()
     spec, status_fd = Spec.from_json(arguments[0]), int(arguments[1])
     os.set_inheritable(status_fd, False)  # A worker that execs must not keep the pipe open.
     for name in spec.preload:
@@ -86,7 +84,7 @@ def _fork(worker: ForkedWorker, status_fd: int) -> int:
         return pid
     code = 1
     try:
-        _die_with_parent()
+        die_with_parent()
         os.setsid()  # Its engines are stopped, and killed, with its process group.
         os.close(status_fd)
         _redirect(worker.log_path)
@@ -109,13 +107,6 @@ def _redirect(log_path: str) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-
-
-def _die_with_parent() -> None:
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(1)  # It died before the call.
 
 
 def _terminate(running: Mapping[int, str]) -> None:

@@ -31,6 +31,7 @@ class LiveStack:
     served_model: str
     output: list[str] = field(default_factory=list)
     pids: set[int] = field(default_factory=set)
+    reader: threading.Thread = field(default_factory=threading.Thread)
 
     def address(self, name: str) -> str:
         """host:port of grpc, http, prefill or decode."""
@@ -64,7 +65,13 @@ class LiveStack:
         """Stop it as Ctrl-C does; return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(STOP_TIMEOUT_S)
+        return self.wait_end(STOP_TIMEOUT_S)
+
+    def wait_end(self, timeout_s: float) -> int:
+        """Return its exit code once it has ended by itself and all that it said is here."""
+        code = self.process.wait(timeout_s)
+        self.reader.join(timeout_s)
+        return code
 
     def left_over(self) -> list[str]:
         """Processes of the stack that outlived it."""
@@ -118,14 +125,16 @@ def start(
         env={**os.environ, **(environment or {})},
     )
     stack = LiveStack(process, ports, run_dir, Path(model).name)
-    threading.Thread(target=_collect, args=(stack,), daemon=True).start()
+    stack.reader = threading.Thread(target=_collect, args=(stack,), daemon=True)
+    stack.reader.start()
     return stack
 
 
 def _collect(stack: LiveStack) -> None:
     assert stack.process.stdout is not None
-    for line in stack.process.stdout:
-        stack.output.append(line.rstrip("\n"))
+    with stack.process.stdout as lines:
+        for line in lines:
+            stack.output.append(line.rstrip("\n"))
 
 
 @contextlib.contextmanager
@@ -144,4 +153,4 @@ def running(
         for process in stack.family():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        stack.process.wait(STOP_TIMEOUT_S)
+        stack.wait_end(STOP_TIMEOUT_S)
