@@ -11,7 +11,7 @@ from services.router.discovery import Share, Workers, follow
 from services.router.generate import RoomNeed
 from services.router.grants import Rooms, TakenRoom
 from services.router.held import Held
-from services.router.peer import DecodePeer, Dial
+from services.router.peer import DecodePeer, Dial, PeerSettings
 from services.router.prefill_client import PrefillPeer, PrefillPool, PrefillTransport
 from services.router.releases import Releases
 from services.router.session import Session
@@ -38,6 +38,8 @@ class FleetSettings:
     decode: Workers
     share: Share = field(default_factory=Share)
     resolve_every_s: float = 3.0
+    silence_max_s: float = 35.0
+    """See PeerSettings."""
     resumes_per_s: float = 32.0
     resumes_burst: int = 512
 
@@ -129,9 +131,10 @@ class WorkerFleet:
         for address in addresses:
             peer = self._decode.get(address)
             if peer is None:
-                peer = DecodePeer(
-                    address, self._network.dial_decode, self._settings.router_id, self.rooms
+                settings = PeerSettings(
+                    router_id=self._settings.router_id, silence_max_s=self._settings.silence_max_s
                 )
+                peer = DecodePeer(address, self._network.dial_decode, settings, self.rooms)
                 self._decode[address] = peer
                 self._spawn(f"decode {address}", peer.run())
             peer.leaving = False

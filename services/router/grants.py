@@ -15,9 +15,10 @@ from splitwave.core.placement import roomier, two_choices
 from splitwave.core.session import AskGrant, CancelAsk, Granted, ReturnGrants, Submit, TakeGrant
 
 if TYPE_CHECKING:
+    from services.router.decode_attempt import Attempt
     from services.router.generate import RoomNeed, Sink
     from services.router.held import Held
-    from services.router.session import Attempt, Session
+    from services.router.session import Session
 
 TTL_MARGIN = 0.25
 """Share of a grant's time to live that is left for the take to reach the worker."""

@@ -26,6 +26,9 @@ from splitwave.text import ModelDirectoryError, Tokenizer
 
 log = logging.getLogger(__name__)
 
+SILENCE_MARGIN_S = 5.0
+"""How much longer than a stall a worker may be silent: it ends what stalls, and says so."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a router as the command line says and return its exit code."""
@@ -59,6 +62,7 @@ def make_door(config: RouterConfig, tokenizer: Tokenizer) -> FrontDoor:
                 workers_max=config.workers_per_router_max,
             ),
             resolve_every_s=config.resolve_s,
+            silence_max_s=config.stall_max_s + SILENCE_MARGIN_S,
             resumes_per_s=config.resumes_per_s,
             resumes_burst=config.resumes_burst,
         ),

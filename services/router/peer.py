@@ -5,6 +5,7 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from services.router.backoff import Backoff
@@ -41,15 +42,29 @@ Dial = Callable[[str], AbstractAsyncContextManager[Connection]]
 """Connects to a decode worker's address; leaving the context breaks the connection."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """How a router keeps its sessions."""
+
+    router_id: str
+    """Unique for ever: ids of sessions begin with it."""
+    silence_max_s: float = 35.0
+    """A worker that says nothing for so long while attempts run has hung: longer than any stall
+    limit, since a worker that lives ends an attempt that stalls."""
+
+
 class DecodePeer:
     """Keeps one session with one worker, reattaches it when it breaks, starts a new one after."""
 
-    def __init__(self, address: str, dial: Dial, router_id: str, events: RoomEvents) -> None:
+    def __init__(
+        self, address: str, dial: Dial, settings: PeerSettings, events: RoomEvents
+    ) -> None:
         self.address = address
         self.leaving = False
         """True once the worker is no longer listed: what runs there is finished."""
         self._dial = dial
-        self._router_id = router_id
+        self._router_id = settings.router_id
+        self._silence_max_s = settings.silence_max_s
         self._events = events
         self._ids = itertools.count(1)
         self.session = self._new_session()
@@ -120,6 +135,7 @@ class DecodePeer:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_write(session, connection))
                 tasks.create_task(_read(session, connection))
+                tasks.create_task(_notice_silence(session, self._silence_max_s))
         except* ServingError as errors:
             first = errors.exceptions[0]
         while isinstance(first, BaseExceptionGroup):
@@ -137,6 +153,14 @@ async def _write(session: Session, connection: Connection) -> None:
             raise session.over
         session.outbox_filled.clear()
         await session.outbox_filled.wait()
+
+
+async def _notice_silence(session: Session, silence_max_s: float) -> None:
+    """Break with a worker that hangs: its host still answers pings, and nothing else would tell."""
+    while True:
+        await asyncio.sleep(silence_max_s / 4)
+        if session.silent_s(asyncio.get_running_loop().time()) > silence_max_s:
+            raise ServingError(Reason.WORKER_LOST, "the worker says nothing while attempts run")
 
 
 async def _read(session: Session, connection: Connection) -> None:

@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from services.router.decode_attempt import Attempt, broken
 from services.router.generate import Finish, Sink
 from services.router.grants import GrantFloat
 from services.router.held import Held
 from splitwave.core.errors import Reason, ServingError
-from splitwave.core.generation import FinishReason, OffsetBroken, TokenLogprob
+from splitwave.core.generation import TokenLogprob
 from splitwave.core.session import (
     Accepted,
     Ack,
@@ -59,65 +60,6 @@ class RoomEvents(Protocol):
         """A session came, broke or ended."""
 
 
-class Attempt:
-    """One submission and what becomes of it."""
-
-    __slots__ = (
-        "_ended",
-        "answered",
-        "attempt_id",
-        "grant_id",
-        "held",
-        "logprobs",
-        "session",
-        "sink",
-    )
-
-    def __init__(self, session: "Session", submit: Submit, held: Held, sink: Sink) -> None:
-        self.attempt_id = submit.attempt_id
-        self.grant_id = submit.grant_id
-        self.logprobs = submit.sampling.logprobs is not None
-        self.session = session
-        self.held = held
-        self.sink: Sink | None = sink
-        """None once nobody wants its tokens."""
-        loop = asyncio.get_running_loop()
-        # Errors are results here: nobody may be left to retrieve an exception.
-        self.answered: asyncio.Future[ServingError | None] = loop.create_future()
-        self._ended: asyncio.Future[ServingError | Finish] = loop.create_future()
-
-    async def accepted(self) -> None:
-        """Wait for the worker's answer. Raises why it refused."""
-        try:
-            error = await self.answered
-        except BaseException:
-            self.session.cancel(self)
-            raise
-        if error is not None:
-            raise error
-
-    async def finish(self) -> Finish:
-        """Wait for its end. Raises what it failed with; cancels it if the caller is cancelled."""
-        try:
-            end = await self._ended
-        finally:
-            self.session.cancel(self)
-        if isinstance(end, ServingError):
-            raise end
-        return end
-
-    def answer(self, error: ServingError | None) -> None:
-        """The worker has accepted it, or refused it with an error."""
-        if not self.answered.done():
-            self.answered.set_result(error)
-
-    def end(self, end: ServingError | Finish) -> None:
-        """It is over; nobody wants further tokens."""
-        self.sink = None
-        if not self._ended.done():
-            self._ended.set_result(end)
-
-
 class Session:
     """One session, from its first Hello to its end.
 
@@ -139,6 +81,9 @@ class Session:
         self._events = events
         self._unanswered: dict[str, Attempt] = {}
         self._slots: dict[int, Attempt] = {}
+        self.running = 0
+        """Attempts whose end is awaited."""
+        self._heard_at_s = 0.0
         self._acked = 0
         self._ack_timer: asyncio.TimerHandle | None = None
 
@@ -153,10 +98,9 @@ class Session:
     def _kept(self) -> int:
         return self._link.sent - self._link.acked
 
-    @property
-    def running(self) -> int:
-        """Attempts whose end is awaited."""
-        return len(self._unanswered) + sum(x.sink is not None for x in self._slots.values())
+    def silent_s(self, now_s: float) -> float:
+        """How long the worker has said nothing while attempts run; 0 while none does."""
+        return now_s - self._heard_at_s if self.running else 0.0
 
     # Out: everything below is decided by requests.
 
@@ -175,18 +119,19 @@ class Session:
             raise self.over
         if self._kept >= SUBMITS_KEPT_MAX:
             raise ServingError(Reason.OVERLOADED, "the decode worker reads too slowly")
+        if not self.running:
+            self._heard_at_s = asyncio.get_running_loop().time()
         self.post(submit)
         attempt = Attempt(self, submit, held, sink)
         held.offered()
         self._unanswered[attempt.attempt_id] = attempt
+        self.running += 1
         return attempt
 
     def cancel(self, attempt: Attempt) -> None:
         """Stop an attempt unless it is over. An unanswered one still gets its answer."""
-        if attempt.sink is None:
-            return
-        attempt.sink = None
-        self.post(Cancel((attempt.attempt_id,)))
+        if attempt.mute():
+            self.post(Cancel((attempt.attempt_id,)))
 
     # The connection.
 
@@ -249,6 +194,7 @@ class Session:
 
     def receive(self, number: int, read: Callable[[Callable[[int], bool]], object]) -> None:
         """Take one message. Raises NumberGap or ServingError if the worker broke the contract."""
+        self._heard_at_s = asyncio.get_running_loop().time()
         if number == 0:
             message = read(self.asked_logprobs)
             if isinstance(message, Ack):
@@ -283,7 +229,7 @@ class Session:
     def _answered(self, attempt_id: str) -> Attempt:
         attempt = self._unanswered.pop(attempt_id, None)
         if attempt is None:
-            raise _broken(f"{attempt_id} was answered, which waits for no answer")
+            raise broken(f"{attempt_id} was answered, which waits for no answer")
         return attempt
 
     def _take_grants(self, message: Grants) -> None:
@@ -300,14 +246,14 @@ class Session:
         for slot, offset, count in zip(frame.slots, frame.offsets, frame.token_counts, strict=True):
             attempt = self._slots.get(slot)
             if attempt is None:
-                raise _broken(f"slot {slot} has tokens and no attempt")
+                raise broken(f"slot {slot} has tokens and no attempt")
             token_ids = frame.token_ids[tokens : tokens + count]
             tokens += count
             logprobs: Sequence[TokenLogprob] = ()
             if attempt.logprobs:
                 logprobs = frame.logprobs[rows : rows + count]
                 rows += count
-            if attempt.sink is not None and not _write(attempt, offset, token_ids, logprobs):
+            if attempt.sink is not None and not attempt.write(offset, token_ids, logprobs):
                 satisfied.append(attempt.attempt_id)
         for ended in frame.ended:
             self._take_end(ended)
@@ -319,7 +265,7 @@ class Session:
     def _take_end(self, ended: Ended) -> None:
         attempt = self._slots.pop(ended.slot, None)
         if attempt is None or attempt.attempt_id != ended.attempt_id:
-            raise _broken(f"{ended.attempt_id} ended in slot {ended.slot}, which is not its")
+            raise broken(f"{ended.attempt_id} ended in slot {ended.slot}, which is not its")
         if ended.finish_reason is not None:
             attempt.end(
                 Finish(
@@ -327,7 +273,7 @@ class Session:
                 )
             )
         else:
-            attempt.end(ended.error or _broken(f"{ended.attempt_id} ended without a reason"))
+            attempt.end(ended.error or broken(f"{ended.attempt_id} ended without a reason"))
 
     def _forgotten(self, attempt_id: str) -> None:
         """The worker does not know an attempt: fine if its submission is about to be sent again."""
@@ -367,23 +313,3 @@ class Session:
     def _put(self, numbered: tuple[int, RouterMessage | Ack]) -> None:
         self.outbox.append(numbered)
         self.outbox_filled.set()
-
-
-def _write(
-    attempt: Attempt, offset: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
-) -> bool:
-    """Give tokens to their sink; False if it wants no more, or cannot take them."""
-    assert attempt.sink is not None
-    try:
-        if not attempt.sink.write(offset, token_ids, logprobs):
-            return True
-        attempt.end(Finish(FinishReason.STOP))
-    except OffsetBroken as error:
-        attempt.end(_broken(str(error)))
-    except Exception as error:  # noqa: BLE001  # One request's text must not end the others'.
-        attempt.end(ServingError(Reason.INTERNAL, f"the sink failed: {type(error).__name__}"))
-    return False
-
-
-def _broken(message: str) -> ServingError:
-    return ServingError(Reason.INTERNAL, f"{message}: a worker broke the contract")

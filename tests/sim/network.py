@@ -10,11 +10,8 @@ and restart workers, and lose calls. It asserts I2 and I6 where they could break
 
 import asyncio
 import contextlib
-import random
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
 
 from services.decode.config import DecodeConfig
 from services.decode.worker import DecodeWorker
@@ -44,77 +41,7 @@ from splitwave.wire.session import (
     worker_message_from_proto,
     worker_message_to_proto,
 )
-
-T = TypeVar("T")
-
-
-def now_s() -> float:
-    """Virtual seconds."""
-    return asyncio.get_running_loop().time()
-
-
-def lost(message: str) -> ServingError:
-    """What a peer that went away looks like."""
-    return ServingError(Reason.WORKER_LOST, message)
-
-
-@dataclass(slots=True)
-class Weather:
-    """How the network behaves. Rates are shares of calls, 0 to 1."""
-
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
-    delay_max_s: float = 0.002
-    call_lost_rate: float = 0.0
-    """Prefill calls that fail before or after the worker has served them."""
-    release_lost_rate: float = 0.0
-    confirm_lost_rate: float = 0.0
-
-    def delay_s(self) -> float:
-        """One way of one message."""
-        return self.rng.uniform(0.0, self.delay_max_s)
-
-    async def carry(self, lost_rate: float = 0.0) -> None:
-        """Take a message one way, or lose it with its connection."""
-        await asyncio.sleep(self.delay_s())
-        if lost_rate and self.rng.random() < lost_rate:
-            raise lost("connection reset")
-
-
-class Pipe(Generic[T]):
-    """One direction of a connection: delayed, in order, until it breaks."""
-
-    def __init__(self, weather: Weather) -> None:
-        self._weather = weather
-        self._ready: deque[T] = deque()
-        self._changed = asyncio.Event()
-        self._last_at_s = 0.0
-        self._broken = False
-
-    def put(self, item: T) -> None:
-        """Send; what is on its way when the pipe breaks is lost."""
-        self._last_at_s = max(self._last_at_s + 1e-9, now_s() + self._weather.delay_s())
-        asyncio.get_running_loop().call_at(self._last_at_s, self._arrive, item)
-
-    def _arrive(self, item: T) -> None:
-        if not self._broken:
-            self._ready.append(item)
-            self._changed.set()
-
-    def end(self, *, lose: bool = True) -> None:
-        """Nothing more arrives."""
-        self._broken = True
-        if lose:
-            self._ready.clear()
-        self._changed.set()
-
-    async def get(self) -> T | None:
-        """The next item, or None once there will be none."""
-        while not self._ready:
-            if self._broken:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        return self._ready.popleft()
+from tests.sim.weather import Pipe, Weather, lost, now_s
 
 
 class Connection:
@@ -154,6 +81,10 @@ class Connection:
         self._down.end()
         self.serving.cancel()
 
+    def hang(self) -> None:
+        """The worker's process hangs: nothing is read or sent, and the connection stands."""
+        self._up.hole = self._down.hole = True
+
     async def send(self, number: int, message: RouterMessage | Hello | Ack) -> None:
         await asyncio.sleep(0)
         if self.error is not None:
@@ -186,6 +117,13 @@ class DecodeNode:
         self.options: dict[str, float] = {}
         self._network = network
         self._running: asyncio.Task[None] | None = None
+        self.hung = False
+
+    def hang(self) -> None:
+        """Its process stands still; its host keeps its connections."""
+        self.hung = True
+        for connection in self.connections:
+            connection.hang()
 
     async def start(self) -> None:
         """Start an engine group and its worker, at the next epoch."""
@@ -350,6 +288,8 @@ class SimNetwork:
         if node.worker is None:
             raise lost(f"{address} does not answer")
         connection = Connection(node.worker, self.weather)
+        if node.hung:
+            connection.hang()
         node.connections.add(connection)
         try:
             yield connection

@@ -15,7 +15,8 @@ from splitwave.core.generation import Request, Sampling
 from splitwave.engine.port import Role
 from splitwave.engine.sim import SimModel, SimSettings
 from tests.fakes import FakeSink
-from tests.sim.network import DecodeNode, PrefillNode, SimNetwork, Weather, now_s
+from tests.sim.network import DecodeNode, PrefillNode, SimNetwork
+from tests.sim.weather import Weather, now_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from splitwave.engine.sim import SimFaults, SimSettings
 from tests.sim import virtual_loop
 from tests.sim.cancelling import CancelledAt, When
 from tests.sim.faults import Faults
-from tests.sim.network import Weather
 from tests.sim.router_world import EMPTY, Plan, Served, World, world
+from tests.sim.weather import Weather, now_s
 
 GREEDY = Sampling(max_tokens=20, temperature=0.0)
 PROMPT = tuple(range(40, 80))
@@ -99,6 +99,43 @@ async def too_large_a_submission() -> None:
 
 def test_a_submission_over_the_limit_ends_alone() -> None:
     virtual_loop.run(too_large_a_submission())
+
+
+async def a_worker_hangs() -> None:
+    async with world(Plan(decode_nodes=2)) as w:
+        await w.ready()
+        asked = [w.ask(f"r{i}", (*PROMPT, i), replace(GREEDY, max_tokens=200)) for i in range(16)]
+        streams = [asyncio.create_task(w.serve(served)) for served in asked]
+        await asyncio.sleep(1.0)
+
+        w.network.decode["d0:1"].hang()
+        began_s = now_s()
+        await asyncio.gather(*streams)
+
+        assert 35.0 < now_s() - began_s < 60.0, "silence, reattach, and the rest of the tokens"
+        for served in asked:
+            assert list(served.sink.token_ids) == w.right_tokens(served)
+        assert 16 < w.network.prefills <= 32
+
+
+def test_streams_at_a_worker_that_hangs_go_on_elsewhere() -> None:
+    virtual_loop.run(a_worker_hangs())
+
+
+async def a_quiet_stream_after_a_long_idle_time() -> None:
+    async with world(Plan()) as w:
+        await w.ready()
+        await w.serve(w.ask("first", PROMPT, GREEDY))
+        await asyncio.sleep(300.0)
+        await w.serve(w.ask("second", PROMPT, replace(GREEDY, max_tokens=3000)))
+
+        worker = w.network.decode["d0:1"].worker
+        assert worker is not None
+        assert (worker.sessions.opened, worker.sessions.reattached) == (1, 0)
+
+
+def test_an_idle_session_is_not_taken_for_a_hung_one() -> None:
+    virtual_loop.run(a_quiet_stream_after_a_long_idle_time())
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from services.router.held import Held
 from splitwave.core.generation import Sampling
 from splitwave.core.worker import Role
 from tests.sim import virtual_loop
-from tests.sim.network import now_s
 from tests.sim.router_world import EMPTY, Plan, world
+from tests.sim.weather import now_s
 
 GREEDY = Sampling(max_tokens=40, temperature=0.0)
 PROMPT = tuple(range(40, 80))

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+from services.router.decode_attempt import Attempt
 from services.router.generate import Finish
 from services.router.held import Held, Owner
-from services.router.session import ACK_EVERY, Attempt, Session
+from services.router.session import ACK_EVERY, Session
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
 from splitwave.core.handoff import Handoff
