@@ -80,7 +80,7 @@ def splitwave_warm(core: Any) -> "Future[None] | None":
         core.execute_dummy_batch()
         return None
     stepped: Future[None] = Future()
-    core._idle_state_callbacks.append(  # noqa: SLF001  # as vLLM's own pause does
+    core._idle_state_callbacks.append(  # noqa: SLF001  # the way vLLM pauses
         lambda _core: stepped.set_result(None)
     )
     core.engines_running = True

@@ -33,7 +33,7 @@ def install() -> None:
         base_worker.nixl_agent_config = functools.partial(
             base_worker.nixl_agent_config, enable_prog_thread=False
         )
-    notify = EngineCoreProc._notify_idle_state_callbacks  # noqa: SLF001  # no public idle hook
+    notify = EngineCoreProc._notify_idle_state_callbacks  # noqa: SLF001  # there is no public hook
     EngineCoreProc._notify_idle_state_callbacks = _then_nap(notify)  # noqa: SLF001  # likewise
 
 
