@@ -128,7 +128,7 @@ class Holdings:
             if until_s <= now_s:
                 self.pull_ended(engine_id)
 
-    def engine_died(self) -> None:
+    def engine_is_gone(self) -> None:
         """Nothing is read any more."""
         for attempt in self.engaged.values():
             attempt.heard = True

@@ -151,7 +151,7 @@ class DecodeWorker:
                     task.result()
         except EngineDied as died:
             self.died = died
-            self.holdings.engine_died()
+            self.holdings.engine_is_gone()
             self.sessions.end_all(_lost(died))
             raise
         finally:
@@ -189,11 +189,12 @@ class DecodeWorker:
             self._idle.set()
 
     async def close(self) -> None:
-        """End the sessions, let handoffs be released, and stop the engines."""
+        """End the sessions, stop the engines, and release what they will not read any more."""
         self.sessions.end_all(ServingError(Reason.WORKER_DRAINING, "this worker stops"))
         await self.decoding.close(CLOSE_S)
-        await self.holdings.releases.finish(CLOSE_S)
         await self._engine.close()
+        self.holdings.engine_is_gone()
+        await self.holdings.releases.finish(CLOSE_S)
 
     def collect(self) -> Iterable[Metric]:
         """Metrics, made now."""

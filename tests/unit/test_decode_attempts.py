@@ -310,3 +310,17 @@ def test_a_dead_engine_ends_every_session_and_releases_what_it_had_not_read() ->
             assert r.prefill.outstanding() == 0
 
     run(main())
+
+
+def test_a_worker_that_closes_releases_what_its_engine_was_still_reading() -> None:
+    async def main() -> None:
+        async with rig(LONG_LEASE, SLOW_PULL) as r:
+            await one(r)
+            await asyncio.sleep(0.1)
+            await r.decode.close()
+            await asyncio.sleep(0.1)
+
+            assert r.peers.released == ["a/0/1"]
+            assert r.is_empty()
+
+    run(main())
