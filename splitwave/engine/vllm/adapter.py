@@ -123,7 +123,7 @@ class VllmEngine:
     async def _call(self, rank: int, method: str, *args: object) -> Any:
         """Call a method of one rank's engine core."""
         engine = self._client.core_engines[rank]
-        return await self._client._call_utility_async(  # noqa: SLF001  # no public per-rank call
+        return await self._client._call_utility_async(  # noqa: SLF001  # vLLM has no public call of one rank
             method, *args, engine=engine
         )
 
