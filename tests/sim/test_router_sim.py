@@ -122,22 +122,6 @@ def test_streams_at_a_worker_that_hangs_go_on_elsewhere() -> None:
     virtual_loop.run(a_worker_hangs())
 
 
-async def a_quiet_stream_after_a_long_idle_time() -> None:
-    async with world(Plan()) as w:
-        await w.ready()
-        await w.serve(w.ask("first", PROMPT, GREEDY))
-        await asyncio.sleep(300.0)
-        await w.serve(w.ask("second", PROMPT, replace(GREEDY, max_tokens=3000)))
-
-        worker = w.network.decode["d0:1"].worker
-        assert worker is not None
-        assert (worker.sessions.opened, worker.sessions.reattached) == (1, 0)
-
-
-def test_an_idle_session_is_not_taken_for_a_hung_one() -> None:
-    virtual_loop.run(a_quiet_stream_after_a_long_idle_time())
-
-
 @dataclass(frozen=True)
 class Path:
     """One way for a request to go, each await of which is cancelled in turn."""

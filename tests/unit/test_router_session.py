@@ -23,7 +23,8 @@ from splitwave.core.session import (
     Welcome,
     WorkerMessage,
 )
-from tests.fakes import FakeSink
+from tests.fakes import FakeSink, now_s
+from tests.sim import virtual_loop
 
 WELCOME = Welcome(
     worker_id="d0",
@@ -343,6 +344,28 @@ async def test_the_end_of_a_session_loses_what_runs_and_leaves_open_offers_to_th
             await waiting
     with pytest.raises(ServingError, match="gone"):
         peer.submit("c")
+
+
+def test_silence_counts_only_while_attempts_run_and_only_from_their_start() -> None:
+    async def scenario() -> None:
+        peer = Peer()
+        session = peer.session
+        await asyncio.sleep(100.0)
+        idle_s = session.silent_s(now_s())
+        attempt = peer.submit("a")
+        begun_s = session.silent_s(now_s())
+        peer.say(Accepted("a", 0, 0))
+        await asyncio.sleep(7.0)
+        silent_s = session.silent_s(now_s())
+        peer.say(frame((0, 0, [1])))
+        heard_s = session.silent_s(now_s())
+        session.cancel(attempt)
+        await asyncio.sleep(9.0)
+
+        assert (idle_s, begun_s, silent_s, heard_s) == (0.0, 0.0, 7.0, 0.0)
+        assert session.silent_s(now_s()) == 0.0
+
+    virtual_loop.run(scenario())
 
 
 async def test_messages_are_acknowledged_many_at_once() -> None:
