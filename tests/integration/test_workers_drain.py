@@ -82,7 +82,8 @@ async def test_a_drain_that_takes_too_long_is_cut_short() -> None:
     async with stack(PREFILL, replace(DECODE, step_fixed_s=0.05), decode_config=config) as s:
         router = HandRouter()
         s.connect(router)
-        await s.start_one(router, "a/0/1", PROMPT, replace(GREEDY, max_tokens=3000))
+        heard = await s.start_one(router, "a/0/1", PROMPT, replace(GREEDY, max_tokens=3000))
+        await eventually(lambda: heard.accepted is not None)
         began_s = asyncio.get_running_loop().time()
         s.decode.stop.set()
         assert await s.decode.task == 0

@@ -67,6 +67,7 @@ class Rig:
     prefill_engine: SimEngine
     decode_engine: SimEngine
     peers: MemoryPeers
+    decode_runs: "asyncio.Task[None]"
     sessions: "list[asyncio.Task[None]]" = field(default_factory=list)
 
     def now_s(self) -> float:
@@ -154,7 +155,7 @@ async def rig(
         asyncio.create_task(prefill_worker.run(), name="prefill worker"),
         asyncio.create_task(decode_worker.run(), name="decode worker"),
     ]
-    both = Rig(prefill_worker, decode_worker, prefilling, decoding, peers)
+    both = Rig(prefill_worker, decode_worker, prefilling, decoding, peers, tasks[1])
     try:
         yield both
     finally:
