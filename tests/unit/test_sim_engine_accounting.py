@@ -1,14 +1,23 @@
 """Blocks, seats and leases of simulated ranks under any order of calls."""
 
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from splitwave.core.errors import Reason
 from splitwave.core.generation import FinishReason, Sampling
 from splitwave.core.handoff import LeaseEnd
-from splitwave.engine.port import EngineRequest, Held, Pull, RequestOutput, Role, StepOutputs
+from splitwave.engine.port import (
+    EngineRequest,
+    Held,
+    Pull,
+    RequestOutput,
+    Role,
+    StepOutputs,
+)
 from splitwave.engine.sim import SimModel, SimSettings
 from splitwave.engine.sim.fabric import Offer
 from splitwave.engine.sim.rank import SimRank
@@ -16,92 +25,101 @@ from splitwave.engine.sim.sequence import Step
 
 BLOCK = 4
 LENGTH_MAX = 24
+TTL_S = 10.0
 SMALL = {
     "block_size_tokens": BLOCK,
     "blocks_per_rank": 8,
     "model_len_max_tokens": LENGTH_MAX,
-    "batch_max_tokens": 6,
+    "batch_max_tokens": 12,
     "seats_per_rank": 3,
-    "lease_ttl_s": 10.0,
+    "lease_ttl_s": TTL_S,
     "pull_fixed_s": 2.0,
 }
 PREFILL = SimSettings(role=Role.PREFILL, group_id="p", **SMALL)  # type: ignore[arg-type]  # fields
 DECODE = SimSettings(role=Role.DECODE, group_id="d", **SMALL)  # type: ignore[arg-type]  # fields
+MODEL = SimModel(length_max_tokens=LENGTH_MAX)
 ONE = Sampling(max_tokens=1)
+TEXT_TOKENS = 12
 
 
-class Handoffs(RuleBasedStateMachine):
-    """A prefill and a decode rank whose steps, calls and clock come in any order."""
+class World:
+    """A prefill and a decode rank, and what must be true of them.
+
+    Each action takes a number that picks among what is there.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
         self.now_s = 0.0
-        self.prefill = SimRank(PREFILL, 0, lambda offer, now_s: True)
+        self.prefill = SimRank(PREFILL, 0, lambda _offer, _now_s: True)
         self.decode = SimRank(DECODE, 0, self.read)
         self.steps: dict[SimRank, Step] = {}
         self.prompts: dict[str, list[int]] = {}
+        self.asked_to_hold: set[str] = set()
         self.held: dict[str, Held] = {}
-        """Leases that the model knows to be live."""
-        self.ended = dict.fromkeys(LeaseEnd, 0)
-        self.unread: dict[str, Held] = {}
+        """Live leases."""
+        self.ends = dict.fromkeys(LeaseEnd, 0)
+        self.unread: list[str] = []
         """Handoffs that no decode request has named yet."""
-        self.right: dict[str, bool] = {}
-        """Decode requests whose data has arrived, and whether the lease was then live."""
+        self.offers: dict[str, Held] = {}
+        self.decoding: set[str] = set()
+        self.intact: dict[str, bool] = {}
+        """Handoffs whose data has arrived, and whether it was right."""
         self.made: dict[str, list[int]] = {}
-        self.gone: set[str] = set()
-        """Aborted or ended: nothing may come for them."""
-        self.released: set[str] = set()
+        self.gone: set[tuple[SimRank, str]] = set()
+        """Ended or aborted: nothing may come for them."""
+        self.released_ahead_s: dict[str, float] = {}
         self.unsettled: set[str] = set()
-        """Decode requests aborted before their first output, whose pull is not said to be over."""
+        """Aborted before their first output, whose pull is not yet said to be over."""
         self.settled: set[str] = set()
+        self.reached: Counter[str] = Counter()
 
     def read(self, offer: Offer, now_s: float) -> bool:
+        """The decode rank's pull."""
         assert offer.request_id not in self.settled, "read after its pull was said to be over"
         self.expire()
         intact = self.prefill.pulled(offer, now_s)
-        live = offer.request_id in self.held
-        if live:
+        if offer.request_id in self.held:
             assert intact, "a live lease was read as reused"
             self.end(offer.request_id, LeaseEnd.PULLED)
-        self.right[offer.request_id] = intact
+        self.intact[offer.request_id] = intact
+        self.reached["intact" if intact else "stale"] += 1
         return intact
 
     def end(self, request_id: str, end: LeaseEnd) -> None:
         del self.held[request_id]
-        self.ended[end] += 1
+        self.ends[end] += 1
+        self.reached[end] += 1
 
     def expire(self) -> None:
         for request_id in [k for k, v in self.held.items() if v.expires_at_s <= self.now_s]:
             self.end(request_id, LeaseEnd.EXPIRED)
 
-    @rule(length=st.integers(1, LENGTH_MAX - 1), hold=st.booleans(), priority=st.integers(-1, 1))
-    def submit_prefill(self, length: int, hold: bool, priority: int) -> None:
+    def submit(self, number: int) -> None:
         request_id = f"r{len(self.prompts)}"
-        self.prompts[request_id] = [65 + len(self.prompts) % 26] * length
+        self.prompts[request_id] = [65 + len(self.prompts) % 26] * (1 + number % 18)
+        if number % 4:
+            self.asked_to_hold.add(request_id)
         request = EngineRequest(
             engine_request_id=request_id,
             rank=0,
             token_ids=self.prompts[request_id],
             sampling=ONE,
-            hold=hold,
-            priority=priority,
+            hold=request_id in self.asked_to_hold,
+            priority=number % 3,
         )
         assert self.prefill.submit(request, self.now_s) is None
 
-    @precondition(lambda self: self.unread)
-    @rule(data=st.data(), max_tokens=st.integers(1, 8))
-    def submit_decode(self, data: st.DataObject, max_tokens: int) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.unread)))
-        held = self.unread.pop(request_id)
-        prompt = self.prompts[request_id]
-        first = SimModel().complete(prompt, ONE).token_ids
-        if len(prompt) + 1 >= LENGTH_MAX:
+    def hand_over(self, number: int) -> None:
+        if not self.unread:
             return
+        request_id = self.unread.pop(number % len(self.unread))
+        held, prompt = self.offers[request_id], self.prompts[request_id]
+        self.decoding.add(request_id)
         request = EngineRequest(
-            engine_request_id=f"{request_id}/d",
+            engine_request_id=request_id,
             rank=0,
-            token_ids=prompt + first,
-            sampling=Sampling(max_tokens=max_tokens),
+            token_ids=prompt + MODEL.complete(prompt, ONE).token_ids,
+            sampling=Sampling(max_tokens=1 + number % TEXT_TOKENS),
             pull=Pull(
                 handoff_id=request_id,
                 remote_tokens=held.remote_tokens,
@@ -110,93 +128,108 @@ class Handoffs(RuleBasedStateMachine):
         )
         assert self.decode.submit(request, self.now_s) is None
 
-    @rule(wait_s=st.sampled_from([0.1, 1.0, 5.0, 11.0]))
-    def wait(self, wait_s: float) -> None:
-        self.now_s += wait_s
+    def wait(self, number: int) -> None:
+        self.now_s += (0.1, 1.0, 6.0, 11.0)[number % 4]
 
-    @rule(data=st.data())
-    def begin(self, data: st.DataObject) -> None:
-        rank = data.draw(st.sampled_from([self.prefill, self.decode]))
+    def begin(self, number: int) -> None:
+        rank = (self.prefill, self.decode)[number % 2]
         if rank not in self.steps and rank.has_work:
             self.expire()
             self.steps[rank] = rank.begin(self.now_s)
 
-    @precondition(lambda self: self.steps)
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        rank = data.draw(
-            st.sampled_from([x for x in (self.prefill, self.decode) if x in self.steps])
-        )
+    def finish(self, number: int) -> None:
+        rank = (self.prefill, self.decode)[number % 2]
+        if rank not in self.steps:
+            return
         batch = rank.finish(self.steps.pop(rank), self.now_s)
         self.settle(batch)
         for output in batch.outputs if batch else []:
-            assert output.engine_request_id not in self.gone
+            key = (rank, output.engine_request_id)
+            assert key not in self.gone, "an output came after the end or an abort"
             if output.finish or output.failure:
-                self.gone.add(output.engine_request_id)
+                self.gone.add(key)
             self.check_prefilled(output) if rank is self.prefill else self.check_decoded(output)
+
+    def step(self, number: int) -> None:
+        for _ in range(1 + number % 4):
+            self.begin(number)
+            self.now_s += 0.5
+            self.finish(number)
 
     def check_prefilled(self, output: RequestOutput) -> None:
         request_id = output.engine_request_id
         assert output.finish is FinishReason.LENGTH
-        assert output.token_ids == SimModel().complete(self.prompts[request_id], ONE).token_ids
+        assert output.token_ids == MODEL.complete(self.prompts[request_id], ONE).token_ids
+        released_s = self.released_ahead_s.get(request_id)
         if output.held is None:
+            assert request_id not in self.asked_to_hold or released_s is not None
+            self.reached["released ahead"] += released_s is not None
             return
-        assert request_id not in self.released, "a released prompt was held"
+        assert request_id in self.asked_to_hold
+        assert released_s is None or self.now_s >= released_s + TTL_S, "released, yet held"
         assert output.held.block_count == -(-len(self.prompts[request_id]) // BLOCK)
-        self.held[request_id] = self.unread[request_id] = output.held
+        self.held[request_id] = self.offers[request_id] = output.held
+        self.unread.append(request_id)
 
     def check_decoded(self, output: RequestOutput) -> None:
-        request_id = output.engine_request_id.removesuffix("/d")
+        request_id = output.engine_request_id
         made = self.made.setdefault(request_id, [])
         made += output.token_ids
         assert output.failure in (None, Reason.PREEMPTED)
-        prompt = self.prompts[request_id]
-        text = SimModel().complete(prompt, Sampling(max_tokens=9)).token_ids[1:]
-        if self.right.get(request_id, True):
-            assert made == text[: len(made)]
+        self.reached["preempted"] += output.failure is not None
+        text = MODEL.complete(self.prompts[request_id], Sampling(max_tokens=TEXT_TOKENS + 1))
+        if self.intact[request_id]:
+            assert made == text.token_ids[1 : 1 + len(made)]
 
-    @precondition(lambda self: self.prompts)
-    @rule(data=st.data(), ahead=st.booleans())
-    def release(self, data: st.DataObject, ahead: bool) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.prompts)))
-        if ahead:
-            request_id = f"r{len(self.prompts)}"
+    def release_ahead(self, _number: int) -> None:
+        """Release the next prefill's id, before it is known."""
+        request_id = f"r{len(self.prompts)}"
+        assert not self.prefill.release(request_id, self.now_s)
+        self.prefill.bury(request_id, self.now_s)
+        self.released_ahead_s[request_id] = self.now_s
+
+    def release_held(self, number: int) -> None:
         self.expire()
-        found = self.prefill.release(request_id, self.now_s)
-        if request_id in self.held:
-            assert found
+        if self.held:
+            request_id = sorted(self.held)[number % len(self.held)]
+            assert self.prefill.release(request_id, self.now_s)
             self.end(request_id, LeaseEnd.RELEASED)
-        elif found:
-            self.gone.add(request_id)
-        else:
-            self.prefill.bury(request_id, self.now_s)
-        if not ahead:
-            self.released.add(request_id)
 
-    @precondition(lambda self: self.prompts)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.prompts)))
-        for rank, name in ((self.prefill, request_id), (self.decode, f"{request_id}/d")):
-            if rank.abort(name):
-                self.gone.add(name)
-                if rank is self.decode and request_id not in self.made:
-                    self.unsettled.add(name)
+    def release_open(self, number: int) -> None:
+        names = self.open(self.prefill, set(self.prompts))
+        if names:
+            name = names[number % len(names)]
+            assert self.prefill.release(name, self.now_s)
+            self.gone.add((self.prefill, name))
+
+    def abort(self, number: int) -> None:
+        names = self.open(self.decode, self.decoding)
+        if not names:
+            return
+        name = names[number % len(names)]
+        if not self.decode.abort(name):
+            return  # It has failed in a step that still runs: that output is to come.
+        self.gone.add((self.decode, name))
+        if name not in self.made:
+            self.unsettled.add(name)
+            self.reached["aborted early"] += 1
         self.settle(self.decode.idle_batch(self.now_s))
 
+    def open(self, rank: SimRank, names: set[str]) -> list[str]:
+        return sorted(name for name in names if (rank, name) not in self.gone)
+
     def settle(self, batch: StepOutputs | None) -> None:
-        """A pull is said to be over once, of those aborted alone, and never while it reads."""
+        """A pull is said to be over once, of those aborted early alone."""
         for name in batch.pulls_ended if batch else ():
             self.unsettled.remove(name)
-            self.settled.add(name.removesuffix("/d"))
+            self.settled.add(name)
 
-    @invariant()
-    def accounts_agree(self) -> None:
+    def check(self) -> None:
         self.expire()
         for rank in (self.prefill, self.decode):
             rank.sweep(self.now_s)
             rank.check_each()
-        assert self.prefill.lease_ends == self.ended
+        assert self.prefill.lease_ends == self.ends
         counters = self.prefill.counters()
         assert counters.leases_live == len(self.held)
         held_blocks = sum(x.block_count for x in self.held.values())
@@ -207,22 +240,54 @@ class Handoffs(RuleBasedStateMachine):
             assert self.decode.counters().blocks_used == 0
         assert self.decode.counters().prefill_tokens_computed == 0
 
-    def teardown(self) -> None:
-        """Once all have left, everything is back."""
-        for rank in (self.prefill, self.decode):
-            for _ in range(2_000):
+    def leave(self) -> None:
+        """Once all have ended and every lease is over, everything is back."""
+        for number, rank in enumerate((self.prefill, self.decode)):
+            for _ in range(1_000):
                 if rank not in self.steps and not rank.has_work:
                     break
-                self.now_s += 0.5
-                begun = rank in self.steps
-                step = self.steps.pop(rank) if begun else rank.begin(self.now_s)
-                self.settle(rank.finish(step, self.now_s))
-            self.now_s += 11.0
-            rank.sweep(self.now_s)
+                self.step(number)
             assert not rank.has_work
+            self.now_s += 2 * TTL_S
+            rank.sweep(self.now_s)
             assert rank.counters().blocks_used == 0
+        self.check()
         assert not self.unsettled
 
 
-TestHandoffs = pytest.mark.timeout(90)(Handoffs.TestCase)
-TestHandoffs.settings = settings(max_examples=80, stateful_step_count=60)
+ACTIONS = [
+    *[World.submit] * 4,
+    *[World.hand_over] * 4,
+    *[World.step] * 10,
+    World.begin,
+    World.finish,
+    World.wait,
+    World.release_ahead,
+    World.release_held,
+    World.release_open,
+    *[World.abort] * 2,
+]
+"""Weighted so that most walks get beyond a first handoff."""
+
+
+@pytest.mark.timeout(90)
+def test_accounts_agree_in_any_order_of_calls() -> None:
+    reached: Counter[str] = Counter()
+
+    @settings(max_examples=100)
+    @given(
+        st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 400)), min_size=60, max_size=90)
+    )
+    def walk(actions: list[tuple[Callable[[World, int], None], int]]) -> None:
+        world = World()
+        for action, number in actions:
+            action(world, number)
+            world.check()
+        world.leave()
+        reached.update(world.reached)
+
+    walk()
+
+    # A walk that gets nowhere proves nothing.
+    for end in (*LeaseEnd, "intact", "stale", "preempted", "released ahead", "aborted early"):
+        assert reached[end] >= 5, f"{end} was hardly reached: {reached}"
