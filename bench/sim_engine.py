@@ -11,16 +11,13 @@ loop; `engine` cases run groups on a loop with steps of 5 ms, reader included;
 import argparse
 import asyncio
 import json
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
 
 import uvloop
 
+from bench.provenance import provenance
 from splitwave.core.generation import Sampling
 from splitwave.engine.port import Engine, EngineRequest, Held, Pull, RequestOutput, Role
 from splitwave.engine.sim import SimFabric, SimSettings, start_sim_group
@@ -155,38 +152,17 @@ def on_loop(loop: str, ranks: int) -> float:
     return best
 
 
-def git(*arguments: str) -> str:
-    """Output of a git command in this checkout; empty outside of one."""
-    done = subprocess.run(
-        ["git", "-C", str(Path(__file__).parents[1]), *arguments],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.stdout.strip()
-
-
-def cpu_model() -> str:
-    """Name of the processor, where the system says it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
-
-
 def main() -> int:
     """Measure and print."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         split_us = runner.run(split(2_000, 20))
     report = {
-        "command": "python -m bench.sim_engine",
-        "git_sha": git("rev-parse", "HEAD"),
-        "git_dirty": bool(
-            git("status", "--porcelain", "--", "splitwave/engine/sim", "bench/sim_engine.py")
+        **provenance(
+            "python -m bench.sim_engine",
+            paths=["splitwave/engine/sim", "bench/sim_engine.py"],
+            packages=["uvloop"],
         ),
-        "python": platform.python_version(),
-        "uvloop": version("uvloop"),
-        "cpu": cpu_model(),
         "rounds": ROUNDS,
         "rank_cpu_us_per_step": {
             "64_seats": round(rank_us_per_step(64), 1),
