@@ -74,6 +74,12 @@ def cases() -> list[Case]:
     return lengths + [Case(name, prompt(70, 2), sampling) for name, sampling in features.items()]
 
 
+def routing_cases() -> list[Case]:
+    """List few and short generations with log probabilities, for a model of full size."""
+    lengths = (2, BLOCK - 1, BLOCK, BLOCK + 1, 70)
+    return [Case(f"length {n}", prompt(n, 3), greedy(6, logprobs=5)) for n in lengths]
+
+
 def settings(
     role: Role, model: Path, log_dir: Path, port: int, **changes: Any
 ) -> VllmGroupSettings:

@@ -4,22 +4,23 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any  # vLLM's front end is untyped here
 
-from tests.e2e.adapter_cases import Case, cases
+from tests.e2e.adapter_cases import Case, cases, routing_cases
 
 
-def run(model: Path, out: Path) -> int:
-    """Generate every case and write tokens, finish and log probabilities. Returns 0."""
+def run(model: Path, out: Path, chosen: Sequence[Case] | None = None) -> int:
+    """Generate cases (default: all) and write tokens, finish, log probabilities. Returns 0."""
     # Fork and no worker process, as in the groups; nothing else of Splitwave's is switched on.
     os.environ["SPLITWAVE_FORK"] = "1"
-    found = asyncio.run(_run(model))
+    found = asyncio.run(_run(model, cases() if chosen is None else chosen))
     out.write_text(json.dumps(found))
     return 0
 
 
-async def _run(model: Path) -> dict[str, Any]:
+async def _run(model: Path, chosen: Sequence[Case]) -> dict[str, Any]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -38,8 +39,8 @@ async def _run(model: Path) -> dict[str, Any]:
         )
     )
     try:
-        found = await asyncio.gather(*(_generate(engine, case) for case in cases()))
-        return {case.name: result for case, result in zip(cases(), found, strict=True)}
+        found = await asyncio.gather(*(_generate(engine, case) for case in chosen))
+        return {case.name: result for case, result in zip(chosen, found, strict=True)}
     finally:
         engine.shutdown()
 
@@ -80,4 +81,5 @@ async def _generate(engine: Any, case: Case) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run(Path(sys.argv[1]), Path(sys.argv[2])))
+    routing = sys.argv[3:] == ["routing"]
+    sys.exit(run(Path(sys.argv[1]), Path(sys.argv[2]), routing_cases() if routing else None))
