@@ -92,7 +92,7 @@ def _fork(worker: ForkedWorker, status_fd: int) -> int:
         code = importlib.import_module(worker.module).main(list(worker.arguments))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
-    except BaseException:  # noqa: BLE001  # A child must never return into the parent's code.
+    except BaseException:  # noqa: BLE001  # child must never return into the parent's code
         traceback.print_exc()
     finally:
         with contextlib.suppress(OSError):
