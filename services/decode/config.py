@@ -21,7 +21,7 @@ class DecodeConfig(WorkerConfig):
     frame_wait_s: float = setting(
         0.001, "how long a frame waits for the ranks that are late in a lock-step"
     )
-    sweep_s: float = setting(0.1, "how often deadlines, stalls and broken sessions are checked")
+    sweep_s: float = setting(0.25, "how often deadlines, stalls and broken sessions are checked")
     confirm_timeout_s: float = setting(2.0, "how long prefill may take to confirm a handoff")
     release_timeout_s: float = setting(2.0, "how long prefill may take to release one")
     abort_wait_s: float = setting(

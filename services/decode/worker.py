@@ -21,10 +21,14 @@ from splitwave.core.errors import Reason, ServingError
 from splitwave.core.grant import GrantDesk, GrantTable
 from splitwave.core.worker import Role, WorkerDescription, WorkerLoad
 from splitwave.engine.port import Engine, EngineDied
+from splitwave.runtime.engine_metrics import EngineCounters, engine_families
+from splitwave.runtime.metrics import process_families
 from splitwave.runtime.worker import default_worker_id
 
 log = logging.getLogger(__name__)
 
+CHECK_S = 5.0
+"""How often the invariants are asserted."""
 CLOSE_S = 1.0
 """What fences and releases get when the worker closes."""
 
@@ -62,7 +66,9 @@ class DecodeWorker:
         self.died: EngineDied | None = None
         self._stepped: set[int] = set()
         self._progress_s = clock()
+        self._check_due_s = 0.0
         self._idle = asyncio.Event()
+        self.counters = EngineCounters(engine.counters, self._describe(), clock)
 
     async def session(self, incoming: Incoming, write: Write) -> None:
         """Serve one connection of a router's session.
@@ -85,8 +91,14 @@ class DecodeWorker:
         return sum(len(s.attempts) for s in self._sessions()) + self.holdings.letting_go
 
     async def drained(self) -> None:
-        """Return once nothing is outstanding and the sessions know it. Call `refuse` first."""
-        await self._idle.wait()
+        """Return once nothing is outstanding and the sessions know it. Call `refuse` first.
+
+        Cancelled when the grace is over: then what is left ends, and is told so.
+        """
+        try:
+            await self._idle.wait()
+        finally:
+            self.sessions.end_all(ServingError(Reason.WORKER_DRAINING, "this worker stops"))
 
     def healthy(self) -> bool:
         """True while it can take work."""
@@ -152,9 +164,11 @@ class DecodeWorker:
         except EngineDied as died:
             self.died = died
             self.holdings.engine_is_gone()
-            self.sessions.end_all(_lost(died))
             raise
         finally:
+            # A stream that is merely cancelled would leave its router without a status.
+            error = ServingError(Reason.WORKER_LOST, "the worker has ended")
+            self.sessions.end_all(error if self.died is None else _lost(self.died))
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -183,22 +197,35 @@ class DecodeWorker:
         self.sessions.sweep()
         self.room.settle()
         self.room.tell_load()
-        self.room.check()
-        self.holdings.check()
+        self._check_now_and_then()
         if self.room.draining and not self.outstanding() and not self.sessions.by_id:
             self._idle.set()
+
+    def _check_now_and_then(self) -> None:
+        """Assert the invariants; it walks every attempt, so not with each sweep."""
+        now_s = self._now_s()
+        if now_s >= self._check_due_s:
+            self._check_due_s = now_s + CHECK_S
+            self.room.check()
+            self.holdings.check()
 
     async def close(self) -> None:
         """End the sessions, stop the engines, and release what they will not read any more."""
         self.sessions.end_all(ServingError(Reason.WORKER_DRAINING, "this worker stops"))
+        await self.counters.close()
         await self.decoding.close(CLOSE_S)
         await self._engine.close()
         self.holdings.engine_is_gone()
         await self.holdings.releases.finish(CLOSE_S)
 
-    def collect(self) -> Iterable[Metric]:
+    async def collect(self) -> Iterable[Metric]:
         """Metrics, made now."""
-        return families(self.room, self.sessions, self.decoding, self.holdings)
+        await self.counters.refresh()
+        return (
+            *process_families("decode", ready=self.healthy()),
+            *families(self.room, self.sessions, self.decoding, self.holdings),
+            *engine_families(self.counters),
+        )
 
     def _sessions(self) -> list[Session]:
         return list(self.sessions.by_id.values())

@@ -19,6 +19,7 @@ from splitwave.core.errors import Reason, ServingError
 from splitwave.core.handoff import Handoff, Lease, LeaseEnd, LeaseTable, ReleaseOutcome
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.engine.port import EngineRequest, GroupDescription, Held, RequestOutput
+from splitwave.runtime.metrics import Histogram
 from splitwave.runtime.worker import default_worker_id
 
 Clock = Callable[[], float]
@@ -78,6 +79,8 @@ class Floor:
         )
         self.failures: dict[Reason, int] = {}
         self.answered = 0
+        self.queue_s = Histogram()
+        self.compute_s = Histogram()
         self._loop = loop
         self._margin_s = config.lease_margin_s
         self._running: dict[str, Call] = {}
@@ -129,7 +132,7 @@ class Floor:
 
     def _check_open(self) -> None:
         if self._loop.died is not None:
-            raise _lost(str(self._loop.died))
+            raise ServingError(Reason.WORKER_LOST, f"the engine group is gone: {self._loop.died}")
         if self.draining:
             raise ServingError(Reason.WORKER_DRAINING, "this worker takes no new prompts")
 
@@ -176,11 +179,11 @@ class Floor:
             self._let_go(lease.handoff_id)
         self.check()
 
-    def fail_all(self, message: str) -> None:
-        """The engine is gone, and with it every call that runs."""
+    def fail_all(self, error: ServingError) -> None:
+        """End every call that runs."""
         for call in list(self._running.values()):
             self._stop(call)
-            _fail(call, _lost(message))
+            _fail(call, error)
 
     def as_of_now(self, result: PrefillResult) -> PrefillResult:
         """A result with the lease time that is left at this moment."""
@@ -206,9 +209,10 @@ class Floor:
         else:
             self.answered += 1
             started_s = queued.started_s or queued.arrived_s
-            running.result.set_result(
-                replace(result, queued_s=started_s - queued.arrived_s, computed_s=now_s - started_s)
-            )
+            queued_s, computed_s = started_s - queued.arrived_s, now_s - started_s
+            self.queue_s.observe(queued_s)
+            self.compute_s.observe(computed_s)
+            running.result.set_result(replace(result, queued_s=queued_s, computed_s=computed_s))
         if output.held is not None and running.call.handoff_id not in self._held:
             self._loop.free(running.request.engine_request_id)
         self._note_idle()
@@ -263,7 +267,3 @@ class Floor:
 def _fail(call: Call, error: ServingError) -> None:
     call.result.set_exception(error)
     call.result.exception()  # Seen: the last waiter may have left in this very turn.
-
-
-def _lost(message: str) -> ServingError:
-    return ServingError(Reason.WORKER_LOST, f"the engine group is gone: {message}")

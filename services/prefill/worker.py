@@ -20,6 +20,8 @@ from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.worker import LeaseCounts, Role, WorkerDescription, WorkerLoad
 from splitwave.engine.port import Engine, EngineDied
 from splitwave.runtime.config import BadSetting
+from splitwave.runtime.engine_metrics import EngineCounters, engine_families
+from splitwave.runtime.metrics import process_families
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class PrefillWorker:
         self.group = group
         self.loop = EngineLoop(engine, clock)
         self.floor = Floor(group, self.loop, config, clock)
+        self.counters = EngineCounters(engine.counters, self._describe(), clock)
 
     def now_s(self) -> float:
         """The worker's clock, which deadlines are on."""
@@ -76,8 +79,14 @@ class PrefillWorker:
         return self.floor.outstanding
 
     async def drained(self) -> None:
-        """Return once nothing is outstanding."""
-        await self.floor.drained()
+        """Return once nothing is outstanding.
+
+        Cancelled when the grace is over: then the calls that run end, and are told so.
+        """
+        try:
+            await self.floor.drained()
+        finally:
+            self.floor.fail_all(ServingError(Reason.WORKER_DRAINING, "this worker stops"))
 
     def healthy(self) -> bool:
         """True while it can take prompts."""
@@ -148,10 +157,9 @@ class PrefillWorker:
             for task in (driving, sweeping):
                 if task.done():
                     task.result()
-        except EngineDied as died:
-            self.floor.fail_all(str(died))
-            raise
         finally:
+            error = ServingError(Reason.WORKER_LOST, "the worker has ended")
+            self.floor.fail_all(error if self.loop.died is None else _lost(self.loop.died))
             for task in (driving, sweeping):
                 task.cancel()
             await asyncio.gather(driving, sweeping, return_exceptions=True)
@@ -163,11 +171,17 @@ class PrefillWorker:
 
     async def close(self) -> None:
         """Stop the engines."""
+        await self.counters.close()
         await self._engine.close()
 
-    def collect(self) -> Iterable[Metric]:
-        """Metrics, made now. docs/operations.md says what each means."""
-        return families(self.floor)
+    async def collect(self) -> Iterable[Metric]:
+        """Metrics, made now."""
+        await self.counters.refresh()
+        return (
+            *process_families("prefill", ready=self.healthy()),
+            *families(self.floor),
+            *engine_families(self.counters),
+        )
 
     def _check_alive(self) -> None:
         if self.loop.died is not None:

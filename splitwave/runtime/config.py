@@ -51,7 +51,9 @@ class ProcessConfig:
     """Name of the service, in its flags' help and its variables."""
 
     listen: str = setting("127.0.0.1:0", "host:port of the gRPC server; port 0 takes a free one")
-    advertise: str = setting("", "host:port by which others reach it; empty: as listened on")
+    advertise: str = setting(
+        "", "host:port by which others reach it; empty: as listened on, or this host's name"
+    )
     metrics_listen: str = setting("", "host:port of /metrics; empty: none")
     log_format: str = setting("human", "how log lines look", choices=("human", "json"))
     log_level: str = setting(

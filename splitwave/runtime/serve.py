@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -57,7 +58,10 @@ class Program(Protocol):
         """Take no new work from now on. Idempotent."""
 
     async def drained(self) -> None:
-        """Return once nothing that was admitted is outstanding."""
+        """Return once nothing that was admitted is outstanding.
+
+        Cancelled when the grace is over: then it ends what is left, with a status.
+        """
 
     def outstanding(self) -> int:
         """How much of it is."""
@@ -65,8 +69,8 @@ class Program(Protocol):
     async def close(self) -> None:
         """Free everything, engines included. Idempotent."""
 
-    def collect(self) -> Iterable[Metric]:
-        """Metrics, made now."""
+    async def collect(self) -> Iterable[Metric]:
+        """Metrics, made now. It may wait for others, but only for a moment."""
 
 
 class Fatal(Exception):
@@ -144,7 +148,8 @@ def _assemble(
             f"listen: cannot listen on {config.listen}: port {wanted} is taken or not allowed; "
             "choose another, or 0 for a free one"
         )
-    address = config.advertise or f"{host}:{port}"
+    reached_at = socket.gethostname() if host in ("0.0.0.0", "[::]") else host
+    address = config.advertise or f"{reached_at}:{port}"
     program.add_to(server, address)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     names = (*program.service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -13,6 +13,8 @@ from splitwave.core.errors import Reason
 from splitwave.core.session import Granted
 from splitwave.wire.client import describe_worker, drain_worker
 from splitwave.wire.errors import from_rpc_error
+from splitwave.wire.stubs import worker_stub
+from splitwave.wire.worker import observation_from_proto, watch_request
 from tests.integration.worker_stack import (
     DECODE,
     DECODE_CONFIG,
@@ -81,13 +83,16 @@ async def test_a_drain_that_takes_too_long_is_cut_short() -> None:
     config = replace(DECODE_CONFIG, drain_grace_s=0.3)
     async with stack(PREFILL, replace(DECODE, step_fixed_s=0.05), decode_config=config) as s:
         router = HandRouter()
-        s.connect(router)
+        session = s.connect(router)
         heard = await s.start_one(router, "a/0/1", PROMPT, replace(GREEDY, max_tokens=3000))
         await eventually(lambda: heard.accepted is not None)
         began_s = asyncio.get_running_loop().time()
         s.decode.stop.set()
         assert await s.decode.task == 0
         assert asyncio.get_running_loop().time() - began_s < 4.0
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await session
+        assert from_rpc_error(ended.value).reason is Reason.WORKER_DRAINING
         await eventually(lambda: s.prefill_worker.outstanding() == 0)
 
 
@@ -125,3 +130,24 @@ async def test_a_worker_describes_itself_and_says_how_it_is() -> None:
         assert [x.prefill_tokens_computed for x in decode.rank_counters] == [0, 0]
         assert prefill.load.ready
         assert decode.load.ready
+
+
+async def test_a_watch_tells_the_load_at_once_and_when_it_changes() -> None:
+    async with stack() as s:
+        told: list[tuple[int, bool]] = []
+
+        async def follow() -> None:
+            watch = worker_stub(s.prefill.channel).WatchWorker(watch_request("r"))
+            async for message in watch:
+                _, load = observation_from_proto(message)
+                told.append((sum(load.blocks_used), load.draining))
+
+        following = asyncio.create_task(follow())
+        await eventually(lambda: told == [(0, False)])
+        await s.prefill_one("h1", PROMPT)
+        await eventually(lambda: told[-1] == (2, False))
+        await s.release("h1")
+        await drain_worker(s.prefill.channel, "test", 5.0)
+        await eventually(lambda: told[-1] == (0, True))
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)

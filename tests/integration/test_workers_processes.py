@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any  # the published stubs know neither these methods nor aio channels
 
+import aiohttp
 import grpc
 import grpc.aio
 import pytest
@@ -126,3 +127,31 @@ async def test_bad_settings_end_the_process_with_the_field_and_the_fix(
 
         assert code == 2
         assert [word for word in words if word not in log] == []
+
+
+async def test_metrics_are_served_beside_grpc() -> None:
+    address, metrics = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    async with started("decode", f"--listen={address}", f"--metrics-listen={metrics}"):
+        await until_serving(address)
+        async with (
+            aiohttp.ClientSession() as client,
+            client.get(f"http://{metrics}/metrics") as answer,
+        ):
+            text = await answer.text()
+
+        assert answer.status == 200
+        assert 'splitwave_decode_seats_used{rank="0"} 0.0' in text
+
+
+async def test_simulated_workers_import_no_vllm() -> None:
+    program = (
+        "import sys, services.prefill.main, services.decode.main, splitwave.engine.sim; "
+        "print(sorted({'vllm', 'torch', 'transformers', 'nixl'} & set(sys.modules)))"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(START_S):
+        said, _ = await process.communicate()
+
+    assert said == b"[]\n"
