@@ -12,6 +12,7 @@ Nothing in here awaits but the fence, so no cancellation can leave a thing half-
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import TokenLogprob
 from splitwave.core.session import Accepted, Ended, Refused, Submit
 from splitwave.engine.port import GroupDescription, RequestOutput, StepOutputs
+from splitwave.runtime.metrics import Histogram
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +45,16 @@ class Decoding:
         self._group = group
         self._holdings = holdings
         self._room = room
-        self._frames = frames
+        self.frames = frames
         self._now_s = clock
         self.draining = False
         self.is_fenced = True
         """False only under a fault that tests ask for: tokens are shown without confirmation."""
         self.ends: dict[str, int] = {}
         """Attempts by how they ended: a finish reason, or the reason of a failure or refusal."""
+        self.fences: Counter[str] = Counter()
+        """Handoffs by what prefill said of them: confirmed, or a reason."""
+        self.handoff_s = Histogram()
         self._numbers = itertools.count(1)
         self._fences: set[asyncio.Task[None]] = set()
 
@@ -69,7 +74,7 @@ class Decoding:
             self.refuse(session, submit.attempt_id, error)
             return
         attempt = self._accept(session, submit, engine_id)
-        self._frames.flush_session(session)  # Its slot may stand there for an earlier attempt.
+        self.frames.flush_session(session)  # Its slot may stand there for an earlier attempt.
         session.answer(Accepted(submit.attempt_id, attempt.slot, seat.rank))
         self._holdings.engage(attempt, seat.rank)
 
@@ -93,7 +98,7 @@ class Decoding:
 
     def on_step(self, step: StepOutputs) -> None:
         """Take in one step of one rank. The loop is the hot path: a few dict look-ups a token."""
-        now_s, frames, engaged = self._now_s(), self._frames, self._holdings.engaged
+        now_s, frames, engaged = self._now_s(), self.frames, self._holdings.engaged
         frames.begin(step.rank)
         for output in step.outputs:
             attempt = engaged.get(output.engine_request_id)
@@ -132,6 +137,7 @@ class Decoding:
         """The data has arrived: raise the fence. False if none has."""
         attempt.handoff_bytes = output.pulled.bytes_moved if output.pulled is not None else 0
         attempt.handoff_s = now_s - attempt.accepted_s
+        self.handoff_s.observe(attempt.handoff_s)
         if not attempt.handoff_bytes:
             self._fail(attempt, ServingError(Reason.HANDOFF_FAILED, "the pull moved no bytes"))
             return False
@@ -146,6 +152,7 @@ class Decoding:
     async def _fence(self, attempt: Attempt) -> None:
         """Show nothing before prefill has said that what was read is good."""
         error = await self._holdings.confirm(attempt)
+        self.fences["confirmed" if error is None else error.reason.value] += 1
         if attempt.over:
             return
         if error is None:
@@ -156,14 +163,14 @@ class Decoding:
             log.warning("fence: %r", error, extra={"request_id": attempt.submit.request_id})
             message = f"the handoff could not be confirmed: {error.message}"
             self._fail(attempt, ServingError(Reason.HANDOFF_EXPIRED, message))
-        self._frames.flush_session(attempt.session)  # The next step may bring the slot again.
+        self.frames.flush_session(attempt.session)  # The next step may bring the slot again.
 
     def _show(
         self, attempt: Attempt, token_ids: list[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
         if token_ids:
             row = (attempt.slot, attempt.offset)
-            self._frames.add(attempt.session, row, token_ids, logprobs)
+            self.frames.add(attempt.session, row, token_ids, logprobs)
             attempt.offset += len(token_ids)
 
     def cancel(self, session: Session, attempt_id: str) -> None:
@@ -198,8 +205,8 @@ class Decoding:
     def _end(self, attempt: Attempt, ended: Ended) -> None:
         ended = replace(ended, handoff_bytes=attempt.handoff_bytes, handoff_s=attempt.handoff_s)
         attempt.session.remember_end(ended)
-        self._frames.end(attempt.session, ended)
-        self._frames.send_soon()
+        self.frames.end(attempt.session, ended)
+        self.frames.send_soon()
         self._forget(attempt)
 
     def _forget(self, attempt: Attempt) -> None:
@@ -211,7 +218,7 @@ class Decoding:
         """A session has gone for good: cancel all that it owned."""
         for attempt_id in list(session.attempts):
             self.cancel(session, attempt_id)
-        self._frames.drop(session)
+        self.frames.drop(session)
 
     def sweep(self, sessions: Iterable[Session]) -> None:
         """End what is out of time."""

@@ -48,6 +48,8 @@ class Frames:
         self._open: list[Session] = []
         self._lock_step = LockStep()
         self._timer: asyncio.TimerHandle | None = None
+        self.sent = 0
+        self.tokens_sent = 0
 
     def begin(self, rank: int) -> None:
         """A rank's outputs follow; what lies open is of an earlier lock-step if it was in that."""
@@ -121,4 +123,6 @@ class Frames:
     def _send(self, session: Session) -> None:
         frame, session.frame = session.frame, None
         assert frame is not None
+        self.sent += 1
+        self.tokens_sent += len(frame.token_ids)
         session.send(frame)

@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import grpc.aio
-from prometheus_client import Metric
 
 from services.decode.config import DecodeConfig
 from services.decode.peers import GrpcPeers
@@ -83,6 +82,7 @@ class DecodeProgram:
         self.refuse = worker.refuse
         self.drained = worker.drained
         self.outstanding = worker.outstanding
+        self.collect = worker.collect
 
     def add_to(self, server: grpc.aio.Server, address: str) -> None:
         """Add its servicers; nobody needs its address from it."""
@@ -99,7 +99,3 @@ class DecodeProgram:
         """Free everything."""
         await self.worker.close()
         await self.peers.close()
-
-    def collect(self) -> Iterable[Metric]:
-        """Metrics, made now."""
-        return self.worker.collect()

@@ -1,55 +1,85 @@
-"""Metrics of a decode worker.
-
-splitwave_decode_seats_used{rank}           seats granted or held
-splitwave_decode_blocks_used{rank}          KV blocks granted or held
-splitwave_decode_asks_waiting               asks for room that wait
-splitwave_decode_sessions                   sessions that are kept, connected or not
-splitwave_decode_sessions_reattached_total  sessions that went on over a new connection
-splitwave_decode_attempts                   attempts that the engine works on
-splitwave_decode_attempts_ended_total{end}  ended and refused attempts, by how
-splitwave_decode_releases_failed_total      handoffs left to their lease: prefill not reached
-"""
+"""Metrics of a decode worker. docs/operations.md lists them, from the declarations here."""
 
 from collections.abc import Iterator
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from services.decode.decode import Decoding
+from services.decode.frames import Frames
 from services.decode.holdings import Holdings
 from services.decode.room import Room
 from services.decode.sessions import Sessions
+from splitwave.runtime.metrics import counter, gauge, histogram
+
+SEATS_MAX = gauge("splitwave_decode_seats_max", "Seats of a rank.", "rank")
+SEATS_USED = gauge("splitwave_decode_seats_used", "Seats granted or held.", "rank")
+SEATS_HELD = gauge("splitwave_decode_seats_held", "Seats in which an attempt sits.", "rank")
+BLOCKS_MAX = gauge("splitwave_decode_blocks_max", "KV blocks of a rank.", "rank")
+BLOCKS_USED = gauge("splitwave_decode_blocks_used", "KV blocks granted or held.", "rank")
+BLOCKS_HELD = gauge("splitwave_decode_blocks_held", "KV blocks that attempts hold.", "rank")
+ASKS_WAITING = gauge("splitwave_decode_asks_waiting", "Asks for room that wait.")
+SESSIONS = gauge("splitwave_decode_sessions", "Sessions that are kept, connected or not.")
+SESSIONS_OPENED = counter("splitwave_decode_sessions_opened", "Sessions that began.")
+SESSIONS_REATTACHED = counter(
+    "splitwave_decode_sessions_reattached", "Sessions that went on over a new connection."
+)
+ATTEMPTS = gauge("splitwave_decode_attempts", "Attempts that the engine works on.")
+ATTEMPTS_ENDED = counter(
+    "splitwave_decode_attempts_ended",
+    "Ended and refused attempts: a finish reason, or the reason of a failure (preempted, ...).",
+    "end",
+)
+FRAMES = counter("splitwave_decode_frames", "Frames sent to routers.")
+TOKENS = counter("splitwave_decode_tokens", "Tokens sent to routers.")
+FENCES = counter(
+    "splitwave_decode_fences",
+    "Handoffs by what prefill said after the pull: confirmed, or the reason why not.",
+    "answer",
+)
+HANDOFF_S = histogram(
+    "splitwave_decode_handoff_seconds",
+    "From an attempt's acceptance to its first output: the pull, and its first step.",
+)
+RELEASES_FAILED = counter(
+    "splitwave_decode_releases_failed", "Handoffs left to their lease: prefill was not reached."
+)
+DRAINING = gauge("splitwave_decode_draining", "1 once the worker takes no new work, else 0.")
+
+FAMILIES = (
+    SEATS_MAX, SEATS_USED, SEATS_HELD, BLOCKS_MAX, BLOCKS_USED, BLOCKS_HELD, ASKS_WAITING,
+    SESSIONS, SESSIONS_OPENED, SESSIONS_REATTACHED, ATTEMPTS, ATTEMPTS_ENDED, FRAMES, TOKENS,
+    FENCES, HANDOFF_S, RELEASES_FAILED, DRAINING,
+)  # fmt: skip
 
 
 def families(
     room: Room, sessions: Sessions, decoding: Decoding, holdings: Holdings
 ) -> Iterator[Metric]:
     """Every family, from the tables as they are now."""
-    seats = GaugeMetricFamily(
-        "splitwave_decode_seats_used", "Seats granted or held.", labels=["rank"]
-    )
-    blocks = GaugeMetricFamily(
-        "splitwave_decode_blocks_used", "KV blocks granted or held.", labels=["rank"]
-    )
-    for rank in range(room.table.ranks):
-        seats.add_metric([str(rank)], room.table.seats_used[rank])
-        blocks.add_metric([str(rank)], room.table.blocks_used[rank])
-    yield seats
-    yield blocks
-    for name, words, value in (
-        ("asks_waiting", "Asks for room that wait.", room.load().asks_waiting),
-        ("sessions", "Sessions that are kept.", len(sessions.by_id)),
-        ("attempts", "Attempts that the engine works on.", len(holdings.engaged)),
-    ):
-        yield GaugeMetricFamily(f"splitwave_decode_{name}", words, value=value)
-    for name, words, value in (
-        ("sessions_reattached", "Sessions that were reattached.", sessions.reattached),
-        ("releases_failed", "Handoffs left to their lease.", holdings.releases.failed),
-    ):
-        yield CounterMetricFamily(f"splitwave_decode_{name}", words, value=value)
-    ended = CounterMetricFamily(
-        "splitwave_decode_attempts_ended", "Ended and refused attempts, by how.", labels=["end"]
-    )
-    for end, count in decoding.ends.items():
-        ended.add_metric([end], count)
-    yield ended
+    yield from _room_families(room)
+    yield SESSIONS.of(len(sessions.by_id))
+    yield SESSIONS_OPENED.of(sessions.opened)
+    yield SESSIONS_REATTACHED.of(sessions.reattached)
+    yield ATTEMPTS.of(len(holdings.engaged))
+    yield ATTEMPTS_ENDED.by_one(decoding.ends)
+    yield from _frame_families(decoding.frames)
+    yield FENCES.by_one(decoding.fences)
+    yield HANDOFF_S.spread(decoding.handoff_s)
+    yield RELEASES_FAILED.of(holdings.releases.failed)
+
+
+def _room_families(room: Room) -> Iterator[Metric]:
+    table = room.table
+    yield SEATS_MAX.by_rank([table.seats_per_rank] * table.ranks)
+    yield SEATS_USED.by_rank(table.seats_used)
+    yield SEATS_HELD.by_rank(table.seats_held)
+    yield BLOCKS_MAX.by_rank([table.blocks_per_rank] * table.ranks)
+    yield BLOCKS_USED.by_rank(table.blocks_used)
+    yield BLOCKS_HELD.by_rank(table.blocks_held)
+    yield ASKS_WAITING.of(room.load().asks_waiting)
+    yield DRAINING.of(room.draining)
+
+
+def _frame_families(frames: Frames) -> Iterator[Metric]:
+    yield FRAMES.of(frames.sent)
+    yield TOKENS.of(frames.tokens_sent)

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import grpc.aio
-from prometheus_client import Metric
 
 from services.prefill.config import PrefillConfig
 from services.prefill.servicer import SERVICE_NAMES, add_to
@@ -69,6 +68,7 @@ class PrefillProgram:
         self.refuse = worker.refuse
         self.drained = worker.drained
         self.outstanding = worker.outstanding
+        self.collect = worker.collect
         self.close = worker.close
 
     def add_to(self, server: grpc.aio.Server, address: str) -> None:
@@ -82,7 +82,3 @@ class PrefillProgram:
             await self.worker.run()
         except EngineDied as died:
             raise Fatal(last_words(died)) from died
-
-    def collect(self) -> Iterable[Metric]:
-        """Metrics, made now."""
-        return self.worker.collect()

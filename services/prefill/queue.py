@@ -29,7 +29,7 @@ class RankQueues:
         assert ranks > 0
         assert batch_max_tokens > 0
         self._batch_max_tokens = batch_max_tokens
-        self._tokens_max = batches * batch_max_tokens
+        self.tokens_max = batches * batch_max_tokens
         self._queues: list[dict[str, Queued]] = [{} for _ in range(ranks)]
         self.tokens = [0] * ranks
         self._busy_since_s = [0.0] * ranks
@@ -40,7 +40,7 @@ class RankQueues:
         """Queue a prompt at the rank with the fewest tokens; None if even that one is full."""
         assert tokens > 0
         rank = min(range(len(self.tokens)), key=self.tokens.__getitem__)
-        if self.tokens[rank] and self.tokens[rank] + tokens > self._tokens_max:
+        if self.tokens[rank] and self.tokens[rank] + tokens > self.tokens_max:
             return None
         if not self._queues[rank]:
             self._busy_since_s[rank] = now_s
@@ -66,9 +66,17 @@ class RankQueues:
         """Seconds until the emptiest rank will have room for `tokens`, at the pace seen so far."""
         if not self._computed_tokens or not self._busy_s:
             return 1.0
-        surplus = min(self.tokens) + tokens - self._tokens_max
+        surplus = min(self.tokens) + tokens - self.tokens_max
         pace = self._computed_tokens / self._busy_s
         return min(60.0, max(0.01, surplus / pace))
+
+    def prompts(self) -> list[tuple[int, int]]:
+        """Prompts of each rank: those that wait, and those within its next batch."""
+        counts = []
+        for queue in self._queues:
+            started = sum(queued.started_s is not None for queued in queue.values())
+            counts.append((len(queue) - started, started))
+        return counts
 
     def _start(self, rank: int, now_s: float) -> None:
         """Note which prompts have come within the next batch."""
@@ -84,4 +92,4 @@ class RankQueues:
         """Assert the invariants."""
         for tokens, queue in zip(self.tokens, self._queues, strict=True):
             assert tokens == sum(x.tokens for x in queue.values()), "Q1"
-            assert tokens <= self._tokens_max or len(queue) == 1, "Q2"
+            assert tokens <= self.tokens_max or len(queue) == 1, "Q2"

@@ -78,6 +78,11 @@ class GrantTable:
         self._seated: dict[str, Seat] = {}
         self._ids = itertools.count(1)
 
+    @property
+    def blocks_held(self) -> list[int]:
+        """Those of `blocks_used` that attempts hold, by rank."""
+        return [load % _SEAT for load in self._load_held]
+
     def floats(self) -> dict[str, int]:
         """Live grants that were pushed unasked and not yet taken, by session."""
         return dict(self._floats)

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily
 
 from splitwave.runtime.logs import HumanLines, JsonLines
-from splitwave.runtime.metrics import render
+from splitwave.runtime.metrics import scrape
 from splitwave.runtime.outbox import Outbox
 from splitwave.runtime.process import unless_stopped
 from splitwave.runtime.watch import watch
@@ -56,11 +56,16 @@ def test_a_json_line_is_one_object_with_the_request() -> None:
 def test_metrics_are_collected_when_they_are_scraped() -> None:
     values = iter([1.0, 2.0])
 
-    def collect() -> list[GaugeMetricFamily]:
+    async def collect() -> list[GaugeMetricFamily]:
         return [GaugeMetricFamily("splitwave_test", "A test.", value=next(values))]
 
-    assert b"splitwave_test 1.0" in render(collect)
-    assert b"splitwave_test 2.0" in render(collect)
+    async def main() -> None:
+        for wanted in (b"splitwave_test 1.0", b"splitwave_test 2.0"):
+            body = (await scrape(collect)).body
+            assert isinstance(body, bytes)
+            assert wanted in body
+
+    run(main())
 
 
 def test_the_outbox_keeps_the_order_and_joins_neighbours() -> None:
