@@ -63,9 +63,7 @@ def _check_columns(frame: Frame) -> None:
         raise _broken("slots: one came twice")
 
 
-def _logprobs(
-    message: pb.Frame, frame: Frame, asked: Callable[[int], bool]
-) -> list[TokenLogprob]:
+def _logprobs(message: pb.Frame, frame: Frame, asked: Callable[[int], bool]) -> list[TokenLogprob]:
     wanting = [asked(slot) for slot in frame.slots]
     if not any(wanting) and not message.HasField("logprobs"):
         return []
