@@ -1,5 +1,6 @@
-"""Text at the router: tokenizing, detokenizing and stop strings. Pools see token ids only."""
+"""Text at the router: tokens, chat templates, stop strings. Pools see token ids only."""
 
+from splitwave.text.chat import ChatOptions, ChatTemplate
 from splitwave.text.completion import TextDelta, TextOptions, TextStream
 from splitwave.text.detokenizer import Detokenizer
 from splitwave.text.model_files import ModelDirectoryError
@@ -7,6 +8,8 @@ from splitwave.text.stop import StopStrings
 from splitwave.text.tokenizer import Tokenizer
 
 __all__ = [
+    "ChatOptions",
+    "ChatTemplate",
     "Detokenizer",
     "ModelDirectoryError",
     "StopStrings",

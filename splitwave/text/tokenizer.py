@@ -9,7 +9,9 @@ from typing import Final
 import tokenizers
 
 from splitwave.core.errors import Reason, ServingError
+from splitwave.text.chat import ChatTemplate
 from splitwave.text.model_files import (
+    CHAT_TEMPLATE,
     CONFIG,
     TOKENIZER,
     ModelDirectoryError,
@@ -40,6 +42,8 @@ class Tokenizer:
     model_len_max: int | None
     """Tokens of prompt and completion the model was made for; None if config.json is silent."""
     chat_template: str | None = field(repr=False)
+    chat: ChatTemplate | None = field(repr=False)
+    """Turns conversations into prompts; None if the model has no chat template."""
     shown_pieces: Pieces = field(repr=False)
     """What tokens add to a text that leaves special tokens out."""
     all_pieces: Pieces = field(repr=False)
@@ -67,6 +71,7 @@ class Tokenizer:
             vocab_size=_vocab_size(files, backend),
             model_len_max=files.model_int("max_position_embeddings"),
             chat_template=files.chat_template,
+            chat=_chat(files, named_tokens),
             shown_pieces=Pieces(backend, decoding, special_ids),
             all_pieces=Pieces(backend, decoding, frozenset()),
         )
@@ -100,6 +105,18 @@ class Tokenizer:
     def pieces(self, *, skip_special_tokens: bool) -> Pieces:
         """What each token adds to a text."""
         return self.shown_pieces if skip_special_tokens else self.all_pieces
+
+
+def _chat(files: ModelFiles, named_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    if files.chat_template is None:
+        return None
+    try:
+        return ChatTemplate(files.chat_template, named_tokens)
+    except ValueError as error:
+        raise ModelDirectoryError(
+            f"{files.directory / CHAT_TEMPLATE}, or chat_template of tokenizer_config.json: not a"
+            f" template: {error}; copy it again from the model's source, or remove it"
+        ) from error
 
 
 def _backend(files: ModelFiles, source: str) -> tokenizers.Tokenizer:
