@@ -49,6 +49,9 @@ class Attempt:
     handoff_bytes: int = 0
     handoff_s: float = 0.0
     """From Accepted to the engine's first output."""
+    rank: int = 0
+    shown_s: float | None = None
+    """When its first tokens could be shown."""
 
     @property
     def deadline_s(self) -> float:

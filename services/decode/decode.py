@@ -21,12 +21,14 @@ from services.decode.frames import Frames
 from services.decode.holdings import Holdings
 from services.decode.room import Room
 from services.decode.session import Session
+from services.decode.spans import DecodeSpans
 from services.decode.submission import check_submission
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import TokenLogprob
 from splitwave.core.session import Accepted, Ended, Refused, Submit
 from splitwave.engine.port import GroupDescription, RequestOutput, StepOutputs
 from splitwave.runtime.metrics import Histogram
+from splitwave.runtime.tracing import OFF, trace_id_of
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,8 @@ class Decoding:
         self.fences: Counter[str] = Counter()
         """Handoffs by what prefill said of them: confirmed, or a reason."""
         self.handoff_s = Histogram()
+        self.spans = DecodeSpans(OFF, "", group)
+        """Set by the worker, if it traces."""
         self._numbers = itertools.count(1)
         self._fences: set[asyncio.Task[None]] = set()
 
@@ -74,6 +78,7 @@ class Decoding:
             self.refuse(session, submit.attempt_id, error)
             return
         attempt = self._accept(session, submit, engine_id)
+        attempt.rank = seat.rank
         self.frames.flush_session(session)  # Its slot may stand there for an earlier attempt.
         session.answer(Accepted(submit.attempt_id, attempt.slot, seat.rank))
         self._holdings.engage(attempt, seat.rank)
@@ -146,7 +151,7 @@ class Decoding:
             self._fences.add(fence)
             fence.add_done_callback(self._fences.discard)
         else:
-            attempt.custody, attempt.shown = Custody.DONE, True
+            attempt.custody, attempt.shown, attempt.shown_s = Custody.DONE, True, now_s
         return True
 
     async def _fence(self, attempt: Attempt) -> None:
@@ -156,11 +161,11 @@ class Decoding:
         if attempt.over:
             return
         if error is None:
-            attempt.shown = True
+            attempt.shown, attempt.shown_s = True, self._now_s()
             self._show(attempt, attempt.early_tokens, attempt.early_logprobs)
             self._end_if_last(attempt)
         else:
-            log.warning("fence: %r", error, extra={"request_id": attempt.submit.request_id})
+            log.warning("fence: %r", error, extra=_about(attempt.submit))
             message = f"the handoff could not be confirmed: {error.message}"
             self._fail(attempt, ServingError(Reason.HANDOFF_EXPIRED, message))
         self.frames.flush_session(attempt.session)  # The next step may bring the slot again.
@@ -179,7 +184,7 @@ class Decoding:
         if attempt is not None:
             self._count(Reason.CANCELLED.value)
             self._holdings.leave(attempt)
-            self._forget(attempt)
+            self._forget(attempt, Reason.CANCELLED.value)
 
     def _fail(self, attempt: Attempt, error: ServingError) -> None:
         """End an attempt badly; nothing of it stays here."""
@@ -207,10 +212,11 @@ class Decoding:
         attempt.session.remember_end(ended)
         self.frames.end(attempt.session, ended)
         self.frames.send_soon()
-        self._forget(attempt)
+        self._forget(attempt, (ended.error.reason if ended.error else ended.finish_reason) or "")
 
-    def _forget(self, attempt: Attempt) -> None:
+    def _forget(self, attempt: Attempt, end: str) -> None:
         attempt.over = True
+        self.spans.ended(attempt, end, self._now_s())
         del attempt.session.attempts[_id(attempt)]
         attempt.session.free_slot(attempt.slot)
 
@@ -244,6 +250,11 @@ class Decoding:
 
 def _id(attempt: Attempt) -> str:
     return attempt.submit.attempt_id
+
+
+def _about(submit: Submit) -> dict[str, str]:
+    """What a log line says of the request that it is about."""
+    return {"request_id": submit.request_id, "trace_id": trace_id_of(submit.traceparent)}
 
 
 def _late(attempt: Attempt, now_s: float) -> ServingError | None:

@@ -102,7 +102,7 @@ class Holdings:
         """Release the handoff, if it is still ours to release."""
         if attempt.custody is Custody.OURS:
             attempt.custody = Custody.DONE
-            self.releases.start(attempt.submit.handoff)
+            self._release_now(attempt)
 
     async def confirm(self, attempt: Attempt) -> ServingError | None:
         """Raise the fence: None if nothing that was read had been reused, else why not."""
@@ -110,16 +110,19 @@ class Holdings:
         attempt.custody = Custody.CONFIRMING
         self._confirming.add(attempt)
         try:
-            await self._peers.confirm(attempt.submit.handoff)
+            await self._peers.confirm(attempt.submit.handoff, attempt.submit.traceparent)
         except ServingError as error:
             if error.reason not in _EXPIRED:
                 # Whether the lease lives is not known: make it end.
-                self.releases.start(attempt.submit.handoff)
+                self._release_now(attempt)
             return error
         finally:
             attempt.custody = Custody.DONE
             self._confirming.discard(attempt)
         return None
+
+    def _release_now(self, attempt: Attempt) -> None:
+        self.releases.start(attempt.submit.handoff, attempt.submit.traceparent)
 
     def sweep(self) -> None:
         """Stop waiting for an engine that does not say that a pull has ended."""

@@ -16,6 +16,8 @@ from splitwave.engine.port import Engine, EngineDied, Role
 from splitwave.runtime import process
 from splitwave.runtime.config import ConfigError
 from splitwave.runtime.serve import Fatal, serve
+from splitwave.runtime.tracing import Tracing
+from splitwave.runtime.tracing_export import tracing
 from splitwave.runtime.worker import make_group_settings
 
 log = logging.getLogger(__name__)
@@ -39,17 +41,22 @@ async def _run(config: DecodeConfig, stop: asyncio.Event) -> int:
     if engine is None:
         return 0
     try:
-        peers = GrpcPeers(
-            confirm_timeout_s=config.confirm_timeout_s,
-            release_timeout_s=config.release_timeout_s,
-        )
-        worker = DecodeWorker(engine, peers, config)
-        if DROP_FENCE in os.environ.get("SPLITWAVE_FAULTS", "").split(","):
-            log.warning("SPLITWAVE_FAULTS: tokens are shown without confirmation")
-            worker.decoding.is_fenced = False
-        return await serve(DecodeProgram(worker, peers), config, stop)
+        async with tracing(config, config.worker_id) as traces:
+            return await serve(_program(engine, config, traces), config, stop)
     finally:
         await engine.close()
+
+
+def _program(engine: Engine, config: DecodeConfig, traces: Tracing) -> "DecodeProgram":
+    peers = GrpcPeers(
+        confirm_timeout_s=config.confirm_timeout_s,
+        release_timeout_s=config.release_timeout_s,
+    )
+    worker = DecodeWorker(engine, peers, config, traces=traces)
+    if DROP_FENCE in os.environ.get("SPLITWAVE_FAULTS", "").split(","):
+        log.warning("SPLITWAVE_FAULTS: tokens are shown without confirmation")
+        worker.decoding.is_fenced = False
+    return DecodeProgram(worker, peers)
 
 
 async def _start(config: DecodeConfig) -> Engine:

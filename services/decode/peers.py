@@ -7,6 +7,7 @@ from typing import Protocol
 import grpc.aio
 
 from splitwave.core.handoff import Handoff
+from splitwave.runtime.tracing import as_metadata
 from splitwave.wire.channel import CHANNEL_OPTIONS
 from splitwave.wire.errors import from_rpc_error
 from splitwave.wire.prefill import confirm_request, lease_remaining_s, release_request
@@ -21,14 +22,15 @@ CLOSE_GRACE_S = 2.0
 class Peers(Protocol):
     """Prefill workers, by what a handoff says. Both methods raise ServingError."""
 
-    async def confirm(self, handoff: Handoff) -> float:
+    async def confirm(self, handoff: Handoff, traceparent: str = "") -> float:
         """Ask whether the lease was live until now, and end it as pulled.
 
+        `traceparent` names the span that asks; the lease's links to it.
         Returns the seconds it had left; raises HANDOFF_EXPIRED or EPOCH_MISMATCH if what was
         read may be another request's.
         """
 
-    async def release(self, handoff: Handoff) -> None:
+    async def release(self, handoff: Handoff, traceparent: str = "") -> None:
         """End a handoff that nobody will pull. Idempotent."""
 
 
@@ -41,23 +43,27 @@ class GrpcPeers:
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def confirm(self, handoff: Handoff) -> float:
+    async def confirm(self, handoff: Handoff, traceparent: str = "") -> float:
         """See Peers."""
         stub = prefill_stub(self._channel(handoff.prefill_address))
         try:
             answer = await stub.ConfirmHandoff(
-                confirm_request(handoff), timeout=self._confirm_timeout_s
+                confirm_request(handoff),
+                timeout=self._confirm_timeout_s,
+                metadata=as_metadata(traceparent),
             )
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         return lease_remaining_s(answer)
 
-    async def release(self, handoff: Handoff) -> None:
+    async def release(self, handoff: Handoff, traceparent: str = "") -> None:
         """See Peers."""
         stub = prefill_stub(self._channel(handoff.prefill_address))
         try:
             await stub.ReleaseHandoff(
-                release_request(handoff.handoff_id), timeout=self._release_timeout_s
+                release_request(handoff.handoff_id),
+                timeout=self._release_timeout_s,
+                metadata=as_metadata(traceparent),
             )
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error

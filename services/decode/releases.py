@@ -6,6 +6,7 @@ import logging
 from services.decode.peers import Peers
 from splitwave.core.errors import ServingError
 from splitwave.core.handoff import Handoff
+from splitwave.runtime.tracing import trace_id_of
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +27,9 @@ class Releases:
         """Releases under way."""
         return len(self._tasks)
 
-    def start(self, handoff: Handoff) -> None:
+    def start(self, handoff: Handoff, traceparent: str = "") -> None:
         """Release a handoff of which nothing is being read."""
-        task = asyncio.create_task(self._release(handoff), name="decode: release")
+        task = asyncio.create_task(self._release(handoff, traceparent), name="decode: release")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -39,15 +40,18 @@ class Releases:
         for task in self._tasks:
             task.cancel()
 
-    async def _release(self, handoff: Handoff) -> None:
+    async def _release(self, handoff: Handoff, traceparent: str) -> None:
         for attempt in range(1, TRIES_MAX + 1):
             try:
-                await self._peers.release(handoff)
+                await self._peers.release(handoff, traceparent)
                 return
             except ServingError as error:
                 if attempt == TRIES_MAX:
                     self.failed += 1
-                    extra = {"handoff_id": handoff.handoff_id}
+                    extra = {
+                        "handoff_id": handoff.handoff_id,
+                        "trace_id": trace_id_of(traceparent),
+                    }
                     log.warning("release failed, left to its lease: %r", error, extra=extra)
                     return
             await asyncio.sleep(RETRY_S * attempt)

@@ -17,12 +17,14 @@ from services.decode.peers import Peers
 from services.decode.room import Room
 from services.decode.session import Incoming, Session, Write
 from services.decode.sessions import Sessions
+from services.decode.spans import DecodeSpans
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.grant import GrantDesk, GrantTable
 from splitwave.core.worker import Role, WorkerDescription, WorkerLoad
 from splitwave.engine.port import Engine, EngineDied
 from splitwave.runtime.engine_metrics import EngineCounters, engine_families
 from splitwave.runtime.metrics import process_families
+from splitwave.runtime.tracing import OFF, Tracing
 from splitwave.runtime.worker import default_worker_id
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class DecodeWorker:
         peers: Peers,
         config: DecodeConfig,
         clock: Callable[[], float] = time.monotonic,
+        traces: Tracing = OFF,
     ) -> None:
         group = engine.description
         self.group = group
@@ -62,7 +65,9 @@ class DecodeWorker:
         self.holdings = Holdings(engine, peers, self.room, config, clock)
         frames = Frames(config.frame_wait_s)
         self.decoding = Decoding(group, self.holdings, self.room, frames, clock)
+        self.decoding.spans = DecodeSpans(traces, self.worker_id, group)
         self.sessions.serve_with(self.room, self.decoding)
+        self._traces = traces
         self.died: EngineDied | None = None
         self._stepped: set[int] = set()
         self._progress_s = clock()
@@ -225,6 +230,7 @@ class DecodeWorker:
             *process_families("decode", ready=self.healthy()),
             *families(self.room, self.sessions, self.decoding, self.holdings),
             *engine_families(self.counters),
+            *self._traces.families(),
         )
 
     def _sessions(self) -> list[Session]:

@@ -11,15 +11,20 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from opentelemetry.context import Context
+
 from services.prefill.answer import result_of
 from services.prefill.config import PrefillConfig
 from services.prefill.engine_loop import EngineLoop
 from services.prefill.queue import Queued, RankQueues
+from services.prefill.spans import PrefillSpans
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.handoff import Handoff, Lease, LeaseEnd, LeaseTable, ReleaseOutcome
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.engine.port import EngineRequest, GroupDescription, Held, RequestOutput
 from splitwave.runtime.metrics import Histogram
+from splitwave.runtime.tracing import OFF, Tracing
+from splitwave.runtime.tracing_names import CLOSED
 from splitwave.runtime.worker import default_worker_id
 
 Clock = Callable[[], float]
@@ -37,6 +42,12 @@ class Call:
     """Callers that wait for the result: one, or more if it was repeated."""
     answered: bool = False
     """True once a caller has the result, and with it the handoff."""
+    held_s: float | None = None
+    """When its lease began."""
+    blocks: int = 0
+    """KV blocks under that lease."""
+    span: Context | None = None
+    """The span of the call, for that of the lease; None if it is not traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +70,12 @@ class Floor:
     """
 
     def __init__(
-        self, group: GroupDescription, loop: EngineLoop, config: PrefillConfig, clock: Clock
+        self,
+        group: GroupDescription,
+        loop: EngineLoop,
+        config: PrefillConfig,
+        clock: Clock,
+        traces: Tracing = OFF,
     ) -> None:
         self.group = group
         self.now_s = clock
@@ -81,6 +97,7 @@ class Floor:
         self.answered = 0
         self.queue_s = Histogram()
         self.compute_s = Histogram()
+        self._spans = PrefillSpans(traces, self.identity.worker_id, group)
         self._loop = loop
         self._margin_s = config.lease_margin_s
         self._running: dict[str, Call] = {}
@@ -140,22 +157,22 @@ class Floor:
         """Nobody has the result and nobody waits for it: free whatever it has."""
         handoff_id = call.call.handoff_id
         if self._running.get(handoff_id) is call:
-            self._stop(call)
+            self._stop(call, Reason.CANCELLED)
         elif self._held.get(handoff_id) is call:
             self.release(handoff_id)
 
-    def release(self, handoff_id: str) -> bool:
+    def release(self, handoff_id: str, traceparent: str = "") -> bool:
         """End a handoff that nobody will pull, known or not. False if it had ended before."""
         outcome = self.leases.release(handoff_id, self.now_s())
         if outcome is ReleaseOutcome.ENDED_NOW:
-            self._let_go(handoff_id)
+            self._let_go(handoff_id, traceparent)
         running = self._running.get(handoff_id)
         if running is not None:
-            self._stop(running)
+            self._stop(running, Reason.CANCELLED)
             _fail(running, ServingError(Reason.CANCELLED, "the handoff was released by its owner"))
         return outcome is not ReleaseOutcome.ENDED_BEFORE
 
-    def confirm(self, handoff_id: str, epoch: int) -> float:
+    def confirm(self, handoff_id: str, epoch: int, traceparent: str = "") -> float:
         """Answer the fence: seconds that the lease had left, which ends as pulled."""
         if epoch != self.group.epoch:
             raise ServingError(
@@ -165,7 +182,7 @@ class Floor:
         left_s = self.leases.confirm(handoff_id, self.now_s())
         if handoff_id in self._held:
             # Pulled or found expired just now. Engines whose pull cannot end the lease need it.
-            self._let_go(handoff_id)
+            self._let_go(handoff_id, traceparent)
         if left_s is None:
             raise ServingError(
                 Reason.HANDOFF_EXPIRED,
@@ -182,8 +199,13 @@ class Floor:
     def fail_all(self, error: ServingError) -> None:
         """End every call that runs."""
         for call in list(self._running.values()):
-            self._stop(call)
+            self._stop(call, error.reason)
             _fail(call, error)
+
+    def close(self) -> None:
+        """Tell of the leases that the worker's own end cuts short."""
+        for call in self._held.values():
+            self._spans.lease_ended(call, self.now_s(), CLOSED, "")
 
     def as_of_now(self, result: PrefillResult) -> PrefillResult:
         """A result with the lease time that is left at this moment."""
@@ -205,6 +227,7 @@ class Floor:
                 result = replace(result, handoff=self._hold(running, output.held))
         except ServingError as error:
             self.failures[error.reason] = self.failures.get(error.reason, 0) + 1
+            self._spans.served(running, now_s, error.reason.value)
             _fail(running, error)
         else:
             self.answered += 1
@@ -212,6 +235,7 @@ class Floor:
             queued_s, computed_s = started_s - queued.arrived_s, now_s - started_s
             self.queue_s.observe(queued_s)
             self.compute_s.observe(computed_s)
+            self._spans.served(running, now_s, None, result.cached_tokens)
             running.result.set_result(replace(result, queued_s=queued_s, computed_s=computed_s))
         if output.held is not None and running.call.handoff_id not in self._held:
             self._loop.free(running.request.engine_request_id)
@@ -223,6 +247,7 @@ class Floor:
         if not self.leases.hold(Lease(handoff_id, rank, held.block_count, expires_at_s)):
             raise ServingError(Reason.CANCELLED, f"handoff {handoff_id} had ended meanwhile")
         self._held[handoff_id] = running
+        running.held_s, running.blocks = self.now_s(), held.block_count
         return Handoff(
             handoff_id=handoff_id,
             prefill_worker_id=self.identity.worker_id,
@@ -238,17 +263,20 @@ class Floor:
             connector_params=held.connector_params,
         )
 
-    def _stop(self, running: Call) -> None:
-        del self._running[running.call.handoff_id]
-        self.queues.remove(
-            running.call.handoff_id, running.queued.rank, self.now_s(), computed=False
-        )
+    def _stop(self, running: Call, why: Reason) -> None:
+        now_s, handoff_id = self.now_s(), running.call.handoff_id
+        del self._running[handoff_id]
+        self.queues.remove(handoff_id, running.queued.rank, now_s, computed=False)
+        self._spans.served(running, now_s, why.value)
         self._loop.free(running.request.engine_request_id)
         self._note_idle()
 
-    def _let_go(self, handoff_id: str) -> None:
+    def _let_go(self, handoff_id: str, traceparent: str = "") -> None:
         """A lease has ended: free its blocks in the engine."""
-        self._loop.free(self._held.pop(handoff_id).request.engine_request_id)
+        call, end = self._held.pop(handoff_id), self.leases.ended(handoff_id)
+        assert end is not None
+        self._spans.lease_ended(call, self.now_s(), end.value, traceparent)
+        self._loop.free(call.request.engine_request_id)
         self._note_idle()
 
     def _note_idle(self) -> None:

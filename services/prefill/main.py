@@ -14,6 +14,7 @@ from splitwave.engine.port import Engine, EngineDied, Role
 from splitwave.runtime import process
 from splitwave.runtime.config import ConfigError
 from splitwave.runtime.serve import Fatal, serve
+from splitwave.runtime.tracing_export import tracing
 from splitwave.runtime.worker import make_group_settings
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,9 @@ async def _run(config: PrefillConfig, stop: asyncio.Event) -> int:
     if engine is None:
         return 0
     try:
-        return await serve(PrefillProgram(PrefillWorker(engine, config)), config, stop)
+        async with tracing(config, config.worker_id) as traces:
+            worker = PrefillWorker(engine, config, traces=traces)
+            return await serve(PrefillProgram(worker), config, stop)
     finally:
         await engine.close()
 

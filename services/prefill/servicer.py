@@ -7,6 +7,7 @@ import grpc.aio
 from services.prefill.worker import PrefillWorker
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
+from splitwave.runtime.tracing import Metadata, traceparent_in
 from splitwave.runtime.watch import watch
 from splitwave.v1alpha1 import prefill_service_pb2 as pb
 from splitwave.v1alpha1 import prefill_service_pb2_grpc as pb_grpc
@@ -27,6 +28,9 @@ class Context(Aborts, Protocol):
     def time_remaining(self) -> float | None:
         """Seconds until the caller's deadline; None if it set none."""
 
+    def invocation_metadata(self) -> Metadata:
+        """The caller's headers."""
+
 
 class WriteContext(Aborts, Writes[worker_pb.WatchWorkerResponse], Protocol):
     """What is used of a watch's context."""
@@ -45,7 +49,8 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.PrefillResponse:
         try:
             deadline = _deadline(context.time_remaining(), self._worker.now_s())
-            result = await self._worker.prefill(prefill_call_from_proto(request), deadline)
+            call = prefill_call_from_proto(request, _traceparent(context))
+            result = await self._worker.prefill(call, deadline)
         except ServingError as error:
             await abort(context, error)
         return prefill_result_to_proto(result)
@@ -55,7 +60,8 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         request: pb.ReleaseHandoffRequest,
         context: Context,
     ) -> pb.ReleaseHandoffResponse:
-        return pb.ReleaseHandoffResponse(released=self._worker.release(request.handoff_id))
+        released = self._worker.release(request.handoff_id, _traceparent(context))
+        return pb.ReleaseHandoffResponse(released=released)
 
     async def ConfirmHandoff(
         self,
@@ -63,7 +69,8 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         context: Context,
     ) -> pb.ConfirmHandoffResponse:
         try:
-            left_s = self._worker.confirm(request.handoff_id, request.epoch)
+            traceparent = _traceparent(context)
+            left_s = self._worker.confirm(request.handoff_id, request.epoch, traceparent)
         except ServingError as error:
             await abort(context, error)
         return pb.ConfirmHandoffResponse(lease_remaining=duration_to_proto(left_s))
@@ -112,6 +119,10 @@ def add_to(server: grpc.aio.Server, worker: PrefillWorker) -> None:
     """Add both services."""
     pb_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(worker), server)
     worker_pb_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(worker), server)
+
+
+def _traceparent(context: Context) -> str:
+    return traceparent_in(context.invocation_metadata())
 
 
 def _deadline(remaining_s: float | None, now_s: float) -> Deadline:

@@ -22,6 +22,7 @@ from splitwave.engine.port import Engine, EngineDied
 from splitwave.runtime.config import BadSetting
 from splitwave.runtime.engine_metrics import EngineCounters, engine_families
 from splitwave.runtime.metrics import process_families
+from splitwave.runtime.tracing import OFF, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class PrefillWorker:
         engine: Engine,
         config: PrefillConfig,
         clock: Callable[[], float] = time.monotonic,
+        traces: Tracing = OFF,
     ) -> None:
         group = engine.description
         if config.lease_margin_s >= group.lease_ttl_s:
@@ -46,7 +48,8 @@ class PrefillWorker:
         self._config = config
         self.group = group
         self.loop = EngineLoop(engine, clock)
-        self.floor = Floor(group, self.loop, config, clock)
+        self.floor = Floor(group, self.loop, config, clock, traces)
+        self._traces = traces
         self.counters = EngineCounters(engine.counters, self._describe(), clock)
 
     def now_s(self) -> float:
@@ -62,13 +65,16 @@ class PrefillWorker:
         """See `services.prefill.prefill`. Raises ServingError."""
         return await prefill(call, deadline, self.floor)
 
-    def release(self, handoff_id: str) -> bool:
-        """End a handoff that nobody will pull. Idempotent; False if it had ended before."""
-        return self.floor.release(handoff_id)
+    def release(self, handoff_id: str, traceparent: str = "") -> bool:
+        """End a handoff that nobody will pull. Idempotent; False if it had ended before.
 
-    def confirm(self, handoff_id: str, epoch: int) -> float:
+        `traceparent` is that of the caller's span, to which the lease's will link.
+        """
+        return self.floor.release(handoff_id, traceparent)
+
+    def confirm(self, handoff_id: str, epoch: int, traceparent: str = "") -> float:
         """Answer the fence with the seconds that were left, or raise HANDOFF_EXPIRED."""
-        return self.floor.confirm(handoff_id, epoch)
+        return self.floor.confirm(handoff_id, epoch, traceparent)
 
     def refuse(self) -> None:
         """Take no new prompts. Handoffs can still be pulled, confirmed and released."""
@@ -171,6 +177,7 @@ class PrefillWorker:
 
     async def close(self) -> None:
         """Stop the engines."""
+        self.floor.close()
         await self.counters.close()
         await self._engine.close()
 
@@ -181,6 +188,7 @@ class PrefillWorker:
             *process_families("prefill", ready=self.healthy()),
             *families(self.floor),
             *engine_families(self.counters),
+            *self._traces.families(),
         )
 
     def _check_alive(self) -> None:

@@ -23,6 +23,8 @@ class PrefillCall:
     kv_layout: str
     """Of the decode group that will pull; empty if none follows."""
     priority: int = 0
+    traceparent: str = ""
+    """W3C trace context of the caller's span; travels beside the message. Empty: not traced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

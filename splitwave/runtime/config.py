@@ -59,6 +59,19 @@ class ProcessConfig:
     log_level: str = setting(
         "info", "least level that is logged", choices=("debug", "info", "warning", "error")
     )
+    trace_exporter: str = setting(
+        "none", "where traces go", choices=("none", "otlp", "file", "console")
+    )
+    trace_endpoint: str = setting(
+        "http://127.0.0.1:4317", "otlp: the collector, as http(s)://host:port, gRPC"
+    )
+    trace_dir: str = setting("traces", "file: directory; each process writes one file into it")
+    trace_ratio: float = setting(
+        1.0, "share of the requests without a traceparent that are traced; others follow theirs"
+    )
+    trace_queue_max: int = setting(
+        8192, "spans that may wait for the exporter; more are dropped, and counted"
+    )
     drain_unready_s: float = setting(
         1.0, "on SIGTERM: seconds between NOT_SERVING and refusing work, for clients to notice"
     )
@@ -71,6 +84,18 @@ class ProcessConfig:
                 check_address(name, address)
         for name in ("drain_unready_s", "drain_grace_s"):
             require(self, name, getattr(self, name) >= 0, "set it to 0 or more seconds")
+        self._check_traces()
+
+    def _check_traces(self) -> None:
+        is_share = 0.0 <= self.trace_ratio <= 1.0
+        require(self, "trace_ratio", is_share, "set it to a share from 0 to 1")
+        require(self, "trace_queue_max", self.trace_queue_max >= 1, "set it to 1 or more")
+        require(self, "trace_dir", self.trace_dir != "", "set it to a directory")
+        scheme, _, address = self.trace_endpoint.partition("://")
+        if scheme not in ("http", "https"):
+            fix = "write it as http://host:port, or https://"
+            raise BadSetting("trace_endpoint", f"is {self.trace_endpoint!r}; {fix}")
+        check_address("trace_endpoint", address.rstrip("/"))
 
 
 def require(config: object, name: str, holds: bool, fix: str) -> None:

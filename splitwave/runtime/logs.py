@@ -1,16 +1,21 @@
 """Log lines for people or as JSON, on standard error. No prompt or completion text is logged.
 
-A line about one request carries its id: `log.info("...", extra={"request_id": ...})`.
-Whatever else stands in `extra` is shown the same way.
+A line about one request carries its id and that of its trace: those of the `scope` that it is
+written in, or of its own: `log.info("...", extra={"request_id": ...})`. Whatever else stands in
+`extra` is shown the same way.
 """
 
+import contextlib
 import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 OURS = ("splitwave", "services")
 _LATER = frozenset({"message", "asctime", "taskName"})
+_SCOPE: ContextVar[dict[str, str] | None] = ContextVar("splitwave_log_scope", default=None)
 
 
 def configure(service: str, *, log_format: str, level: str) -> None:
@@ -24,11 +29,30 @@ def configure(service: str, *, log_format: str, level: str) -> None:
         logging.getLogger(package).setLevel(level.upper())
 
 
+@contextlib.contextmanager
+def scope(**fields: str) -> Iterator[None]:
+    """Give every line that is written within the block, and by tasks begun in it, these fields."""
+    entered = _SCOPE.set(fields)
+    try:
+        yield
+    finally:
+        _SCOPE.reset(entered)
+
+
+def about(**fields: str) -> None:
+    """Add to the scope that this is in, if it is in one."""
+    inside = _SCOPE.get()
+    if inside is not None:
+        inside.update(fields)
+
+
 def extras(record: logging.LogRecord) -> dict[str, object]:
-    """What a record was given in `extra`."""
+    """What a record was given in `extra`, behind what its scope says; empty texts say nothing."""
     # A library may have set a record factory of its own, whose fields are no extras.
     standard = vars(logging.makeLogRecord({})).keys() | _LATER
-    return {name: value for name, value in vars(record).items() if name not in standard}
+    own = {name: value for name, value in vars(record).items() if name not in standard}
+    said = {**(_SCOPE.get() or {}), **own}
+    return {name: value for name, value in said.items() if value != ""}
 
 
 class HumanLines(logging.Formatter):

@@ -30,8 +30,11 @@ def prefill_call_to_proto(call: PrefillCall) -> pb.PrefillRequest:
     )
 
 
-def prefill_call_from_proto(message: pb.PrefillRequest) -> PrefillCall:
-    """The call as it arrived. Raises INVALID_REQUEST, naming the field and the fix."""
+def prefill_call_from_proto(message: pb.PrefillRequest, traceparent: str = "") -> PrefillCall:
+    """The call as it arrived; its trace context came as metadata.
+
+    Raises INVALID_REQUEST, naming the field and the fix.
+    """
     for name, given in (
         ("request_id", message.request_id),
         ("handoff_id", message.handoff_id),
@@ -47,6 +50,7 @@ def prefill_call_from_proto(message: pb.PrefillRequest) -> PrefillCall:
         keep_first_token=message.keep_first_token,
         kv_layout=message.kv_layout,
         priority=message.priority,
+        traceparent=traceparent,
     )
 
 

@@ -227,7 +227,7 @@ class PrefillTransport:
     async def prefill(self, call: PrefillCall, timeout_s: float) -> PrefillResult:
         self._network.check_resume(call)
         weather = self._network.weather
-        arrived = prefill_call_from_proto(prefill_call_to_proto(call))
+        arrived = prefill_call_from_proto(prefill_call_to_proto(call), call.traceparent)
         try:
             async with asyncio.timeout(timeout_s):
                 await weather.carry(weather.call_lost_rate / 2)
@@ -299,17 +299,18 @@ class SimNetwork:
 
     # What decode workers ask of prefill workers.
 
-    async def confirm(self, handoff: Handoff) -> float:
+    async def confirm(self, handoff: Handoff, traceparent: str = "") -> float:
         """See services.decode.peers.Peers."""
         await self.weather.carry(self.weather.confirm_lost_rate / 2)
-        left_s = self._holder(handoff).confirm(handoff.handoff_id, handoff.epoch)
+        holder = self._holder(handoff)
+        left_s = holder.confirm(handoff.handoff_id, handoff.epoch, traceparent)
         await self.weather.carry(self.weather.confirm_lost_rate / 2)
         return left_s
 
-    async def release(self, handoff: Handoff) -> None:
+    async def release(self, handoff: Handoff, traceparent: str = "") -> None:
         """See services.decode.peers.Peers."""
         await self.weather.carry(self.weather.release_lost_rate)
-        self._holder(handoff).release(handoff.handoff_id)
+        self._holder(handoff).release(handoff.handoff_id, traceparent)
 
     def _holder(self, handoff: Handoff) -> PrefillWorker:
         worker = self.prefill[handoff.prefill_address].worker

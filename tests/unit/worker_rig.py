@@ -42,20 +42,20 @@ class MemoryPeers:
         self.lost_calls = 0
         """Confirmations that do not get through."""
 
-    async def confirm(self, handoff: Handoff) -> float:
+    async def confirm(self, handoff: Handoff, traceparent: str = "") -> float:
         """Ask the prefill worker."""
         await asyncio.sleep(self.delay_s)
         if self.lost_calls:
             self.lost_calls -= 1
             raise ServingError(Reason.WORKER_LOST, "the connection broke")
         self.confirmed.append(handoff.handoff_id)
-        return self.prefill.confirm(handoff.handoff_id, handoff.epoch)
+        return self.prefill.confirm(handoff.handoff_id, handoff.epoch, traceparent)
 
-    async def release(self, handoff: Handoff) -> None:
+    async def release(self, handoff: Handoff, traceparent: str = "") -> None:
         """Tell the prefill worker."""
         await asyncio.sleep(self.delay_s)
         self.released.append(handoff.handoff_id)
-        self.prefill.release(handoff.handoff_id)
+        self.prefill.release(handoff.handoff_id, traceparent)
 
 
 @dataclass(slots=True)

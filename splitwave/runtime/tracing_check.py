@@ -1,0 +1,147 @@
+"""Whether traces are whole: no span without its parent, none missing, an end status on each.
+
+What a span says of itself decides what must stand below it, so a span that was lost shows, be
+it a leaf. Invariant I12 of the architecture.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from splitwave.runtime import tracing_names as names
+from splitwave.runtime.tracing_files import ERROR, OK, UNSET, SpanRecord, by_trace
+
+SLACK_S: Final = 0.02
+"""How much earlier than its parent a span of another process may begin: clocks differ a little."""
+WORKER_GONE: Final = frozenset({"worker_lost", "worker_draining"})
+"""Failures with which a worker may have taken its spans along."""
+
+
+def faults(spans: Iterable[SpanRecord], wanted: Mapping[str, str] | None = None) -> list[str]:
+    """What is wrong with these spans; nothing if each request has its whole trace.
+
+    `wanted` has the outcome of each request that must be there, by request id.
+    """
+    found, outcomes = [], dict[str, list[str]]()
+    for trace_id, trace in by_trace(spans).items():
+        found += [f"trace {trace_id}: {fault}" for fault in _Trace(trace).faults()]
+        for span in trace:
+            if span.is_request:
+                request_id = str(span.attributes.get(names.REQUEST_ID, ""))
+                outcomes.setdefault(request_id, []).append(str(span.attributes.get(names.OUTCOME)))
+    for request_id, outcome in (wanted or {}).items():
+        if outcomes.get(request_id) != [outcome]:
+            had = outcomes.get(request_id, [])
+            found.append(f"request {request_id}: {outcome} is wanted once, there is {had}")
+    return found
+
+
+class _Trace:
+    """The spans of one trace."""
+
+    def __init__(self, spans: Sequence[SpanRecord]) -> None:
+        self._spans = spans
+        self._by_id = {span.span_id: span for span in spans}
+        self._below: dict[str, list[SpanRecord]] = {}
+        for span in spans:
+            self._below.setdefault(span.parent_id, []).append(span)
+
+    def faults(self) -> Iterator[str]:
+        """All that is wrong."""
+        for span_id, count in Counter(span.span_id for span in self._spans).items():
+            if count > 1:
+                yield f"{count} spans have the id {span_id}"
+        if not any(span.is_request for span in self._spans):
+            yield "no span of a request"
+        for span in self._spans:
+            for fault in (*self._of_any(span), *self._of_kind(span)):
+                yield f"{span.name} ({span.span_id}): {fault}"
+
+    def _of_any(self, span: SpanRecord) -> Iterator[str]:
+        if not 0 < span.began_ns <= span.ended_ns:
+            yield f"it has no end, or one before its beginning: {span.began_ns}, {span.ended_ns}"
+        if (span.status == ERROR) != ("error.type" in span.attributes):
+            yield f"its status is {span.status} and its error.type {_error(span)!r}"
+        if span.is_request:
+            return
+        kind = names.BY_NAME.get(span.name)
+        parent = self._by_id.get(span.parent_id)
+        if kind is None or span.service != f"splitwave-{kind.service}":
+            yield f"unknown from {span.service}"
+        elif parent is None:
+            yield "its parent is not there"
+        elif (names.REQUEST if parent.is_request else parent.name) != kind.parent:
+            yield f"its parent is {parent.name} where {kind.parent} was due"
+        elif span.began_ns < parent.began_ns - SLACK_S * 1e9:
+            yield "it begins before its parent"
+
+    def _of_kind(self, span: SpanRecord) -> Iterator[str]:
+        """What must stand below a span, by what it says."""
+        if span.is_request:
+            yield from self._of_request(span)
+        elif span.name == names.PREFILL and span.status == UNSET:
+            yield from self._needs(span, names.PREFILL_SERVE)
+        elif span.name == names.DECODE and _was_accepted(span) and _error(span) not in WORKER_GONE:
+            yield from self._needs(span, names.DECODE_SERVE)
+        elif span.name == names.PREFILL_SERVE:
+            yield from self._of_prefill(span)
+        elif span.name == names.DECODE_SERVE:
+            yield from self._of_decode(span)
+        elif span.name == names.LEASE and [x.name for x in span.events] != [
+            span.attributes.get(names.LEASE_END)
+        ]:
+            yield "its end is not told"
+
+    def _of_request(self, span: SpanRecord) -> Iterator[str]:
+        outcome = span.attributes.get(names.OUTCOME)
+        if not outcome or (outcome == names.FINISHED) != (span.status == OK):
+            yield f"its outcome is {outcome!r} and its status {span.status}"
+        if span.status == ERROR and _error(span) != outcome:
+            yield f"its outcome is {outcome!r} and its error.type {_error(span)!r}"
+        if not span.attributes.get(names.REQUEST_ID):
+            yield "it has no request id"
+        made = 1 + sum(span.service == below.service for below in self._all_below(span))
+        if made != span.attributes.get(names.ROUTER_SPANS):
+            said = span.attributes.get(names.ROUTER_SPANS)
+            yield f"the router made {said} spans of it, {made} are there"
+
+    def _of_prefill(self, span: SpanRecord) -> Iterator[str]:
+        yield from self._needs(span, names.PREFILL_QUEUE)
+        if _all_well(self._named(span, names.PREFILL_QUEUE)):
+            yield from self._needs(span, names.PREFILL_COMPUTE)
+        if span.attributes.get("splitwave.held"):
+            yield from self._needs(span, names.LEASE)
+
+    def _of_decode(self, span: SpanRecord) -> Iterator[str]:
+        if not span.attributes.get("splitwave.end"):
+            yield "its end is not told"
+        yield from self._needs(span, names.HANDOFF)
+        if _all_well(self._named(span, names.HANDOFF)):
+            yield from self._needs(span, names.CONFIRM)
+            if _all_well(self._named(span, names.CONFIRM)):
+                yield from self._needs(span, names.TOKENS)
+
+    def _needs(self, span: SpanRecord, name: str) -> Iterator[str]:
+        count = len(self._named(span, name))
+        if count != 1:
+            yield f"{count} {name} below it where 1 was due"
+
+    def _named(self, span: SpanRecord, name: str) -> list[SpanRecord]:
+        return [below for below in self._below.get(span.span_id, ()) if below.name == name]
+
+    def _all_below(self, span: SpanRecord) -> Iterator[SpanRecord]:
+        for below in self._below.get(span.span_id, ()):
+            yield below
+            yield from self._all_below(below)
+
+
+def _all_well(spans: Sequence[SpanRecord]) -> bool:
+    return all(span.status != ERROR for span in spans)
+
+
+def _was_accepted(span: SpanRecord) -> bool:
+    return any(event.name == names.ACCEPTED for event in span.events)
+
+
+def _error(span: SpanRecord) -> object:
+    return span.attributes.get("error.type")
