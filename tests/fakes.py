@@ -50,6 +50,7 @@ class FakeSink:
     def __init__(self, stop_after: int | None = None) -> None:
         self.completion = Completion()
         self.stop_after = stop_after
+        self.last_at_s = 0.0
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -60,6 +61,12 @@ class FakeSink:
     ) -> bool:
         self.completion.extend(offset, token_ids)
         return self.stop_after is not None and self.completion.offset >= self.stop_after
+
+    def wants_prompt(self) -> int | None:
+        return None
+
+    def prompt(self, rows: Sequence[TokenLogprob]) -> None:
+        raise AssertionError("nobody asked for the prompt's log probabilities")
 
 
 class FakePrefill:

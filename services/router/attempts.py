@@ -112,6 +112,8 @@ class Trail:
     handoff_s: float = 0.0
     handoff_bytes: int = 0
     cached_tokens: int = 0
+    retried: list[Reason] = field(default_factory=list)
+    """What each attempt but the last failed with."""
     _ids: int = 0
 
     def next_id(self, call: Call) -> str:
@@ -134,3 +136,4 @@ class Trail:
         final = error.reason is Reason.OVERLOADED or not error.reason.resumable
         if final or self.attempts >= ATTEMPTS_MAX:
             raise error
+        self.retried.append(error.reason)

@@ -1,6 +1,7 @@
 """How much a router takes on: requests at once, and attempts beyond the first."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,15 +39,17 @@ class ResumeBudget:
 
 
 class Admission:
-    """Requests that the router serves at once.
+    """Completions that the router serves at once.
 
     Invariant: 0 <= live <= live_max
     """
 
     def __init__(self, live_max: int) -> None:
         assert live_max > 0
-        self._live_max = live_max
+        self.live_max = live_max
         self.live = 0
+        self.refused: Counter[Reason] = Counter()
+        """Calls that were not let in, by why."""
         self.closed = False
         """True once the router drains: what was admitted is finished, nothing is added."""
         self.idle = asyncio.Event()
@@ -54,23 +57,30 @@ class Admission:
         self.idle.set()
 
     @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Count one request until the block ends. Raises OVERLOADED or WORKER_DRAINING."""
-        if self.closed:
-            raise ServingError(
-                Reason.WORKER_DRAINING, "this router is stopping; use another", retry_after_s=0.0
-            )
-        if self.live >= self._live_max:
-            raise ServingError(
-                Reason.OVERLOADED,
-                f"the router serves {self._live_max} requests already",
-                retry_after_s=1.0,
-            )
-        self.live += 1
+    def admit(self, count: int = 1) -> Iterator[None]:
+        """Count some until the block ends, all or none. Raises OVERLOADED or WORKER_DRAINING."""
+        error = self._why_not(count)
+        if error is not None:
+            self.refused[error.reason] += 1
+            raise error
+        self.live += count
         self.idle.clear()
         try:
             yield
         finally:
-            self.live -= 1
+            self.live -= count
             if not self.live:
                 self.idle.set()
+
+    def _why_not(self, count: int) -> ServingError | None:
+        if self.closed:
+            return ServingError(
+                Reason.WORKER_DRAINING, "this router is stopping; use another", retry_after_s=0.0
+            )
+        if self.live + count > self.live_max:
+            return ServingError(
+                Reason.OVERLOADED,
+                f"the router serves {self.live} completions of {self.live_max} already",
+                retry_after_s=1.0,
+            )
+        return None

@@ -1,25 +1,28 @@
 """What every way into the router shares: who is let in, what is checked, how it ended."""
 
 import asyncio
+import functools
 import itertools
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-
-from opentelemetry.trace import Span, Status, StatusCode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from services.router import tracing
 from services.router.attempts import Call, Trail
 from services.router.budget import Admission
+from services.router.choices import Choice, all_or_none, sampling_of_choice, serve_choices
 from services.router.fleet import WorkerFleet
-from services.router.generate import Finish, generate
-from services.router.sink import Part, TextSink
+from services.router.generate import Finish
+from services.router.history import History
+from services.router.order import Ending, Order, Viewer
+from services.router.sink import TextSink
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Request, Sampling
-from splitwave.text import TextOptions, TextStream, Tokenizer
+from splitwave.runtime.tracing import OFF
+from splitwave.text import ChatOptions, TextStream, Tokenizer
 
 REQUEST_ID_CHARS_MAX = 128
 FINISHED = "finished"
@@ -43,36 +46,6 @@ class DoorSettings:
     reserve_tokens: int = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """One completion, checked and ready to be served."""
-
-    request_id: str
-    token_ids: Sequence[int]
-    sampling: Sampling
-    text: TextOptions
-    priority: int = 0
-    timeout_s: float | None = None
-    """Time the caller gives; None: the router's limit."""
-    trace_headers: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How a completion ended well. Times are seconds, as the router saw them."""
-
-    finish_reason: FinishReason
-    stop_string: str | None
-    stop_token_id: int | None
-    text: str
-    """The last text, which had been held back."""
-    prompt_tokens: int
-    completion_tokens: int
-    trail: Trail
-    first_token_s: float
-    total_s: float
-
-
 class FrontDoor:
     """Checks requests, serves them, and counts each exactly once.
 
@@ -84,9 +57,10 @@ class FrontDoor:
         self.tokenizer = tokenizer
         self.fleet = fleet
         self.admission = Admission(settings.live_max)
+        self.traces = OFF
         self.admitted = 0
         self.outcomes: Counter[str] = Counter()
-        self.tokens = 0
+        self.history = History()
         self._keys = itertools.count(1)
         self._eos_token_ids = tuple(sorted(tokenizer.eos_token_ids))
 
@@ -99,6 +73,10 @@ class FrontDoor:
         """Ids that end a completion, and are left out of its text."""
         eos = () if sampling.ignore_eos else self._eos_token_ids
         return frozenset((*sampling.stop_token_ids, *eos))
+
+    def ready(self) -> bool:
+        """True while a request could be served."""
+        return self.fleet.ready() and not self.admission.closed
 
     # Checks.
 
@@ -129,10 +107,14 @@ class FrontDoor:
             )
         return given
 
-    async def prompt_ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
+    async def prompt_ids(
+        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True
+    ) -> Sequence[int]:
         """Token ids of a prompt. Raises INVALID_REQUEST for what the model cannot take."""
         if isinstance(prompt, str):
-            prompt = await self.tokenizer.encode_async(prompt)
+            prompt = await self.tokenizer.encode_async(
+                prompt, add_special_tokens=add_special_tokens
+            )
         if not prompt:
             raise _invalid("prompt: empty; give some text, or token ids")
         lowest, highest = min(prompt), max(prompt)
@@ -143,6 +125,17 @@ class FrontDoor:
                 f" {self.tokenizer.vocab_size}; use the model's own tokenizer"
             )
         return prompt
+
+    async def chat_prompt(
+        self, messages: Sequence[Mapping[str, object]], options: ChatOptions
+    ) -> str:
+        """A conversation as the model's template puts it; UNSUPPORTED_FEATURE without one."""
+        if self.tokenizer.chat is None:
+            raise ServingError(
+                Reason.UNSUPPORTED_FEATURE,
+                "messages: the model has no chat template; send a prompt to /v1/completions",
+            )
+        return await self.tokenizer.chat.render_async(messages, options)
 
     def tokens_left(self, prompt: Sequence[int]) -> int:
         """What a prompt leaves of the context, at least 1. Raises INVALID_REQUEST if nothing."""
@@ -161,18 +154,27 @@ class FrontDoor:
 
     # Service.
 
-    async def complete(self, order: Order, show: Callable[[Part], None]) -> Ending:
-        """Serve one order; `show` gets its parts as they come. Raises ServingError."""
+    async def complete(self, orders: Sequence[Order], viewer: Viewer) -> None:
+        """Serve the prompts of one call, all or none. Raises ServingError."""
         began_s = asyncio.get_running_loop().time()
-        stream = TextStream(self.tokenizer, order.text, order.token_ids)
-        with self.admission.admit(), tracing.request_span("generate", order.trace_headers) as span:
+        servings = [_Serving(self, order, viewer, began_s) for order in orders]
+        with self.admission.admit(sum(order.choices for order in orders)):
+            if len(servings) == 1:
+                await self._serve(servings[0])
+            else:
+                await all_or_none(self._serve(serving) for serving in servings)
+
+    async def _serve(self, serving: "_Serving") -> None:
+        order = serving.order
+        with tracing.request(self.traces, "generate", order.trace_headers) as trace:
             self.admitted += 1
-            sink, trail = TextSink(stream, show), Trail()
+            live = self.history.begin(order.request_id, len(order.token_ids), serving.choices)
             outcome = Reason.CANCELLED.value  # Unless we learn better.
             try:
-                finish = await generate(self._call(order, began_s), self.fleet, sink, trail)
+                await serve_choices(
+                    serving.choices, self.fleet, serving.finished, self.fleet.rooms.chance
+                )
                 outcome = FINISHED
-                return self._ending(order, finish, sink, trail, began_s)
             except ServingError as error:
                 outcome = error.reason.value
                 raise
@@ -184,57 +186,84 @@ class FrontDoor:
                 ) from error
             finally:
                 self.outcomes[outcome] += 1
-                self.tokens += sink.shown_tokens
-                _describe(span, order, trail, outcome)
+                self.history.end(live, outcome)
+                trace.ended(outcome)
+                trace.tell(_facts(order, [choice.trail for choice in serving.choices]))
 
-    def _call(self, order: Order, began_s: float) -> Call:
-        limit_s = self.settings.timeout_s
+    def calls(self, order: Order, began_s: float) -> list[Call]:
+        """One call for each choice, under one key."""
+        settings = self.settings
+        limit_s = settings.timeout_s
         timeout_s = limit_s if order.timeout_s is None else min(limit_s, order.timeout_s)
-        return Call(
-            request=Request(order.request_id, order.token_ids, order.sampling, order.priority),
-            key=f"{order.request_id}#{self.settings.router_id}.{next(self._keys)}",
-            deadline=Deadline(began_s + timeout_s),
-            stall_max_s=self.settings.stall_max_s,
-            reserve_tokens=self.settings.reserve_tokens,
-        )
+        key = f"{order.request_id}#{settings.router_id}.{next(self._keys)}"
+        return [
+            Call(
+                request=Request(
+                    order.request_id,
+                    order.token_ids,
+                    sampling_of_choice(order.sampling, choice),
+                    order.priority,
+                ),
+                key=key,
+                deadline=Deadline(began_s + timeout_s),
+                stall_max_s=settings.stall_max_s,
+                choice=choice,
+                reserve_tokens=settings.reserve_tokens,
+            )
+            for choice in range(order.choices)
+        ]
 
-    def _ending(
-        self, order: Order, finish: Finish, sink: TextSink, trail: Trail, began_s: float
-    ) -> Ending:
-        now_s = asyncio.get_running_loop().time()
-        text = sink.finish()
-        stopped = sink.stop_string is not None
-        return Ending(
-            finish_reason=FinishReason.STOP if stopped else finish.finish_reason,
-            stop_string=sink.stop_string,
-            stop_token_id=None if stopped else self._shown_stop(finish.stop_token_id),
-            text=text,
-            prompt_tokens=len(order.token_ids),
-            completion_tokens=sink.shown_tokens,
-            trail=trail,
-            first_token_s=(sink.first_at_s or now_s) - began_s,
-            total_s=now_s - began_s,
-        )
-
-    def _shown_stop(self, stop_token_id: int | None) -> int | None:
+    def shown_stop(self, stop_token_id: int | None) -> int | None:
         """A stop token is named to the client; the end of sequence is not."""
         return None if stop_token_id in self._eos_token_ids else stop_token_id
 
 
-def _describe(span: Span, order: Order, trail: Trail, outcome: str) -> None:
-    if not span.is_recording():
-        return
-    span.set_attributes(
-        {
-            "splitwave.request_id": order.request_id,
-            "splitwave.attempts": trail.attempts,
-            "splitwave.outcome": outcome,
-            "splitwave.handoff_bytes": trail.handoff_bytes,
-            "gen_ai.usage.input_tokens": len(order.token_ids),
-        }
-    )
-    if outcome != FINISHED:
-        span.set_status(Status(StatusCode.ERROR, outcome))
+class _Serving:
+    """One order being served."""
+
+    def __init__(self, door: FrontDoor, order: Order, viewer: Viewer, began_s: float) -> None:
+        self._door, self._viewer, self._began_s = door, viewer, began_s
+        self.order = order
+        self.choices = [
+            Choice(call, self._sink(call.choice), Trail()) for call in door.calls(order, began_s)
+        ]
+
+    def _sink(self, choice: int) -> TextSink:
+        order, index = self.order, self.order.first_choice + choice
+        return TextSink(
+            TextStream(self._door.tokenizer, order.text, order.token_ids),
+            functools.partial(self._viewer.part, index),
+            functools.partial(self._viewer.prompt, index),
+            order.prompt_logprobs,
+        )
+
+    def finished(self, choice: Choice, finish: Finish) -> None:
+        """Show the end of a choice."""
+        now_s = asyncio.get_running_loop().time()
+        sink, began_s = choice.sink, self._began_s
+        text = sink.finish()
+        stopped = sink.stop_string is not None
+        ending = Ending(
+            finish_reason=FinishReason.STOP if stopped else finish.finish_reason,
+            stop_string=sink.stop_string,
+            stop_token_id=None if stopped else self._door.shown_stop(finish.stop_token_id),
+            text=text,
+            prompt_tokens=len(self.order.token_ids),
+            completion_tokens=sink.shown_tokens,
+            trail=choice.trail,
+            first_token_s=(sink.first_at_s or now_s) - began_s,
+            total_s=now_s - began_s,
+        )
+        self._viewer.end(self.order.first_choice + choice.call.choice, ending)
+
+
+def _facts(order: Order, trails: Sequence[Trail]) -> dict[str, int | str]:
+    return {
+        "splitwave.request_id": order.request_id,
+        "splitwave.attempts": sum(trail.attempts for trail in trails),
+        "splitwave.handoff_bytes": sum(trail.handoff_bytes for trail in trails),
+        "gen_ai.usage.input_tokens": len(order.token_ids),
+    }
 
 
 def _invalid(message: str) -> ServingError:

@@ -33,6 +33,9 @@ LEASE_MARGIN_S = 0.5
 class Sink(Protocol):
     """Where one request's tokens go. Called from the session's frame loop: never waits."""
 
+    last_at_s: float
+    """When the latest tokens came, on the loop's clock; 0 before the first. Set by who writes."""
+
     @property
     def token_ids(self) -> Sequence[int]:
         """What the client has been given."""
@@ -44,6 +47,12 @@ class Sink(Protocol):
 
         Raises OffsetBroken for a gap or a repeat.
         """
+
+    def wants_prompt(self) -> int | None:
+        """How many log probabilities of each prompt token are still wanted; None: none at all."""
+
+    def prompt(self, rows: Sequence[TokenLogprob]) -> None:
+        """Take log probabilities of the prompt's tokens, the first token's not among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +129,25 @@ class Fleet(Protocol):
         """Take one attempt from the budget, or raise RESUME_BUDGET_EXHAUSTED."""
 
 
-async def generate(call: Call, fleet: Fleet, sink: Sink, trail: Trail) -> Finish:
+async def generate(
+    call: Call, fleet: Fleet, sink: Sink, trail: Trail, room: Room | None = None
+) -> Finish:
     """Serve one request; `sink` receives its tokens in order, `trail` what it took.
 
-    A new attempt goes on from what the client has: it prefills the prompt and
-    `sink.token_ids`, so nothing that was shown can be contradicted. Raises ServingError.
+    `room`: of the first attempt, if it was taken already. A new attempt goes on from what
+    the client has: it prefills the prompt and `sink.token_ids`, so nothing that was shown can
+    be contradicted. Raises ServingError.
     """
     refuse_impossible(call.request)
     try:
         async with asyncio.timeout_at(call.deadline.at_s):
             while True:
                 try:
-                    return await _attempt(_Attempt(call, fleet, sink, trail))
+                    return await _attempt(_Attempt(call, fleet, sink, trail), room)
                 except ServingError as error:
                     trail.failed(error)  # Raises if this was the end.
                 fleet.spend_resume()
+                room = None
     except TimeoutError:
         raise ServingError(Reason.DEADLINE_EXCEEDED, "the deadline passed") from None
 
@@ -159,7 +172,7 @@ class _Attempt:
         return self.fleet.hold(self.trail.next_id(self.call))
 
 
-async def _attempt(step: _Attempt) -> Finish:
+async def _attempt(step: _Attempt, room: Room | None) -> Finish:
     step.trail.attempts += 1
     if step.rest.ends_in_prefill:
         with step.hold() as held:
@@ -167,7 +180,7 @@ async def _attempt(step: _Attempt) -> Finish:
         if finish is None:
             raise ServingError(Reason.INTERNAL, "prefill went on where it had to end")
         return finish
-    room = await _decode_room(step)
+    room = room or await _decode_room(step)
     with room, step.hold() as held:
         finish, handoff = await _first_token(step, held, room.kv_layout)
         if finish is not None:
@@ -239,6 +252,7 @@ def _show_first(step: _Attempt, result: PrefillResult) -> Finish | None:
     if result.token_id is None:
         return None
     rows = [] if result.logprob is None else [result.logprob]
+    step.sink.last_at_s = step.now_s
     wants_no_more = step.sink.write(step.rest.offset, [result.token_id], rows)
     if result.finish_reason is not None:
         return Finish(result.finish_reason, result.stop_token_id)

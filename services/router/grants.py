@@ -121,7 +121,7 @@ class Rooms:
     ) -> None:
         """`sessions` lists all there are; `chance` returns numbers in [0, 1)."""
         self._sessions = sessions
-        self._chance = chance
+        self.chance = chance
         self._ids = itertools.count(1)
         self._waiters: dict[_Waiter, None] = {}  # An ordered set.
         self._asks: dict[str, _Waiter] = {}
@@ -245,7 +245,7 @@ class Rooms:
             if waiter.refused_by and fitting:
                 waiter.done.set_result(_soonest(waiter.refused_by.values()))
             return
-        a, b = two_choices(len(unasked), self._chance(), self._chance())
+        a, b = two_choices(len(unasked), self.chance(), self.chance())
         session = unasked[a] if roomier(unasked[a].load, unasked[b].load) else unasked[b]
         waiter.ask_id, waiter.asked = f"a{next(self._ids)}", session
         self._asks[waiter.ask_id] = waiter

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
@@ -15,7 +17,7 @@ from services.router.config import RouterConfig
 from services.router.discovery import Share, Workers
 from services.router.fleet import FleetSettings, WorkerFleet
 from services.router.front_door import DoorSettings, FrontDoor
-from services.router.metrics import families
+from services.router.metrics import collect
 from services.router.openai.http import http_port
 from services.router.servicer import SERVICE_NAMES, add_to
 from services.router.transport import grpc_network
@@ -45,7 +47,8 @@ async def _run(config: RouterConfig, stop: asyncio.Event) -> int:
         tokenizer = Tokenizer.load(Path(config.model_path))
     except ModelDirectoryError as error:
         raise BadSetting("model_path", str(error)) from error
-    return await serve(RouterProgram(make_door(config, tokenizer), config), config, stop)
+    door = make_door(config, tokenizer)
+    return await serve(RouterProgram(door, config, further_services(config)), config, stop)
 
 
 def make_door(config: RouterConfig, tokenizer: Tokenizer) -> FrontDoor:
@@ -80,20 +83,47 @@ def make_door(config: RouterConfig, tokenizer: Tokenizer) -> FrontDoor:
     return FrontDoor(settings, tokenizer, fleet)
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A gRPC service beside our own, on the same port."""
+
+    names: Sequence[str]
+    add_to: Callable[[grpc.aio.Server, FrontDoor], None]
+
+
+def further_services(config: RouterConfig) -> Sequence[Service]:
+    """What is served beside our own API. Raises BadSetting for one that cannot be."""
+    installed = importlib.util.find_spec("smg_grpc_proto") is not None
+    if config.vllm_engine == "off" or (config.vllm_engine == "auto" and not installed):
+        return ()
+    if not installed:
+        fix = "needs the extra `smg`: pip install 'splitwave[smg]', or set it to off"
+        raise BadSetting("vllm_engine", fix)
+    from services.router.vllm_engine import servicer  # The extra's package may be absent.
+    from services.router.vllm_engine.model import EngineModel
+
+    model = EngineModel.read(Path(config.model_path))
+    return (Service(servicer.SERVICE_NAMES, lambda s, door: servicer.add_to(s, door, model)),)
+
+
 class RouterProgram:
     """A router as `serve` runs it."""
 
-    service_names = SERVICE_NAMES
-
-    def __init__(self, door: FrontDoor, config: RouterConfig) -> None:
+    def __init__(
+        self, door: FrontDoor, config: RouterConfig, further: Sequence[Service] = ()
+    ) -> None:
         self.door = door
+        self.service_names = (*SERVICE_NAMES, *(name for each in further for name in each.names))
         self.http_address = ""
         """Where the HTTP API is, once it is; empty if there is none."""
         self._config = config
+        self._further = further
 
     def add_to(self, server: grpc.aio.Server, address: str) -> None:
-        """Add the gRPC API."""
+        """Add the gRPC APIs."""
         add_to(server, self.door)
+        for service in self._further:
+            service.add_to(server, self.door)
 
     async def run(self) -> None:
         """Follow the workers and serve HTTP, for ever. Raises Fatal if its port is taken."""
@@ -102,7 +132,7 @@ class RouterProgram:
 
     def healthy(self) -> bool:
         """True while a request could be served."""
-        return self.door.fleet.ready() and not self.door.admission.closed
+        return self.door.ready()
 
     def refuse(self) -> None:
         """Let nobody in any more."""
@@ -119,9 +149,9 @@ class RouterProgram:
     async def close(self) -> None:
         """Nothing is left: `run` closes what it opened."""
 
-    def collect(self) -> Iterable[Metric]:
+    async def collect(self) -> Iterable[Metric]:
         """Metrics, made now."""
-        return families(self.door)
+        return await collect(self.door)
 
     @contextlib.asynccontextmanager
     async def _http(self) -> AsyncIterator[None]:

@@ -1,49 +1,67 @@
-"""The parts of one completion between the loop that makes them and the task that sends them."""
+"""What is shown of one answer, between the loop that makes it and the task that sends it."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any  # asyncio itself types what a coroutine yields so
 
-from services.router.front_door import Ending
+from services.router.order import Ending
 from services.router.sink import Part
+from splitwave.core.generation import TokenLogprob
+
+
+@dataclass(slots=True)
+class News:
+    """What has come of one choice since the last look."""
+
+    prompt: Sequence[TokenLogprob] = ()
+    parts: list[Part] = field(default_factory=list)
+    ending: Ending | None = None
 
 
 class Parts:
     """Collects what is shown; whoever sends takes all that has come since.
 
-    Bounded by the completion's length: a sender that waits for its client finds one
-    larger message later, never a queue of small ones.
+    Bounded by the completions' lengths: a sender that waits for its client finds one
+    larger message a choice later, never a queue of small ones.
     """
 
     def __init__(self) -> None:
-        self._parts: list[Part] = []
+        self._news: dict[int, News] = {}
         self._changed = asyncio.Event()
         self._ended = False
 
-    def show(self, part: Part) -> None:
+    def prompt(self, choice: int, rows: Sequence[TokenLogprob]) -> None:
+        """Add log probabilities of the prompt."""
+        self._of(choice).prompt = rows
+
+    def part(self, choice: int, part: Part) -> None:
         """Add a part."""
-        self._parts.append(part)
-        self._changed.set()
+        self._of(choice).parts.append(part)
+
+    def end(self, choice: int, ending: Ending) -> None:
+        """Add the end of a choice."""
+        self._of(choice).ending = ending
 
     async def came(self) -> bool:
-        """Wait for parts; False once all were taken and no more will come."""
-        while not self._parts and not self._ended:
+        """Wait for news; False once all were taken and no more will come."""
+        while not self._news and not self._ended:
             self._changed.clear()
             await self._changed.wait()
-        return bool(self._parts)
+        return bool(self._news)
 
-    def take(self) -> Sequence[Part]:
-        """All that has come."""
-        parts, self._parts = self._parts, []
-        return parts
+    def take(self) -> dict[int, News]:
+        """All that has come, by choice."""
+        news, self._news = self._news, {}
+        return news
 
     @contextlib.asynccontextmanager
     async def filled_by(
-        self, completion: Coroutine[Any, Any, Ending]
-    ) -> AsyncIterator[asyncio.Task[Ending]]:
-        """Run what shows its parts here; leaving the block cancels it and waits for its end."""
-        task = asyncio.get_running_loop().create_task(completion)
+        self, answer: Coroutine[Any, Any, None]
+    ) -> AsyncIterator[asyncio.Task[None]]:
+        """Run what shows itself here; leaving the block cancels it and waits for its end."""
+        task = asyncio.get_running_loop().create_task(answer)
         task.add_done_callback(self._end)
         try:
             yield task
@@ -51,6 +69,10 @@ class Parts:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def _end(self, _: asyncio.Task[Ending]) -> None:
+    def _of(self, choice: int) -> News:
+        self._changed.set()
+        return self._news.setdefault(choice, News())
+
+    def _end(self, _: asyncio.Task[None]) -> None:
         self._ended = True
         self._changed.set()

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import grpc.aio
 
-from services.router.front_door import Ending, FrontDoor, Order
-from services.router.parts import Parts
-from services.router.sink import Part
+from services.router.front_door import FrontDoor
+from services.router.order import Ending, Order
+from services.router.parts import News, Parts
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import TokenLogprob
 from splitwave.text import TextOptions
@@ -97,12 +97,12 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
         """Send parts as they come; those that come while one is sent travel together."""
         emit, parts = emitter(context), Parts()
         request_id = order.request_id  # In the first message only.
-        async with parts.filled_by(self._door.complete(order, parts.show)) as completion:
+        async with parts.filled_by(self._door.complete([order], parts)) as answer:
             while await parts.came():
-                await emit(_message(parts.take(), request_id))
-                request_id = ""
-            ending = completion.result()
-            await emit(_last_message(ending, request_id))
+                for choice, news in parts.take().items():
+                    await emit(_message(choice, news, request_id))
+                    request_id = ""
+            answer.result()
 
 
 def add_to(server: grpc.aio.Server, door: FrontDoor) -> None:
@@ -110,29 +110,37 @@ def add_to(server: grpc.aio.Server, door: FrontDoor) -> None:
     pb_grpc.add_GenerateServiceServicer_to_server(GenerateServicer(door), server)
 
 
-def _message(parts: Sequence[Part], request_id: str) -> pb.GenerateResponse:
-    rows: list[TokenLogprob] = [row for part in parts for row in part.logprobs]
-    return pb.GenerateResponse(
-        text="".join(part.text for part in parts),
-        token_ids=[token_id for part in parts for token_id in part.token_ids],
-        offset=parts[0].offset,
+def _message(choice: int, news: News, request_id: str) -> pb.GenerateResponse:
+    rows: list[TokenLogprob] = [row for part in news.parts for row in part.logprobs]
+    message = pb.GenerateResponse(
+        text="".join(part.text for part in news.parts),
+        token_ids=[token_id for part in news.parts for token_id in part.token_ids],
         logprobs=logprobs_to_proto(rows),
         request_id=request_id,
     )
+    if news.parts:
+        message.offset = news.parts[0].offset
+    if news.ending is not None:
+        _end(message, news.ending)
+    return message
 
 
-def _last_message(ending: Ending, request_id: str) -> pb.GenerateResponse:
+def _end(message: pb.GenerateResponse, ending: Ending) -> None:
+    """Add how a choice ended to its last message."""
     trail = ending.trail
-    message = pb.GenerateResponse(
-        text=ending.text,
-        offset=ending.completion_tokens,
-        finish_reason=finish_reason_to_proto(ending.finish_reason),
-        usage=generation_pb2.Usage(
+    message.text += ending.text
+    if not message.token_ids:
+        message.offset = ending.completion_tokens
+    message.finish_reason = finish_reason_to_proto(ending.finish_reason)
+    message.usage.CopyFrom(
+        generation_pb2.Usage(
             prompt_tokens=ending.prompt_tokens,
             cached_tokens=trail.cached_tokens,
             completion_tokens=ending.completion_tokens,
-        ),
-        timings=generation_pb2.Timings(
+        )
+    )
+    message.timings.CopyFrom(
+        generation_pb2.Timings(
             grant_wait=duration_to_proto(trail.grant_wait_s),
             prefill=duration_to_proto(trail.prefill_s),
             handoff=duration_to_proto(trail.handoff_s),
@@ -140,14 +148,12 @@ def _last_message(ending: Ending, request_id: str) -> pb.GenerateResponse:
             total=duration_to_proto(ending.total_s),
             attempts=trail.attempts,
             handoff_bytes=trail.handoff_bytes,
-        ),
-        request_id=request_id,
+        )
     )
     if ending.stop_string is not None:
         message.stop_string = ending.stop_string
     elif ending.stop_token_id is not None:
         message.stop_token_id = ending.stop_token_id
-    return message
 
 
 def _trace_headers(context: Context) -> dict[str, str]:

@@ -26,15 +26,24 @@ class TextSink:
     must not wait and should not raise.
     """
 
-    def __init__(self, stream: TextStream, show: Callable[[Part], None]) -> None:
+    def __init__(
+        self,
+        stream: TextStream,
+        show: Callable[[Part], None],
+        show_prompt: Callable[[Sequence[TokenLogprob]], None] = lambda rows: None,
+        prompt_logprobs: int | None = None,
+    ) -> None:
         self._completion = Completion()
         self._stream = stream
         self._show = show
+        self._show_prompt = show_prompt
+        self._prompt_logprobs = prompt_logprobs
         self.shown_tokens = 0
         """Tokens that belong to the completion: those through the stop string's last."""
         self.stop_string: str | None = None
         self.first_at_s: float | None = None
         """When the first token came, on the loop's clock."""
+        self.last_at_s = 0.0
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -54,6 +63,15 @@ class TextSink:
         self.shown_tokens += used
         self._show(Part(text, token_ids, offset, logprobs))
         return stopped
+
+    def wants_prompt(self) -> int | None:
+        """How many log probabilities of each prompt token are still wanted; None: none at all."""
+        return self._prompt_logprobs
+
+    def prompt(self, rows: Sequence[TokenLogprob]) -> None:
+        """Take log probabilities of the prompt's tokens, the first token's not among them."""
+        self._prompt_logprobs = None
+        self._show_prompt(rows)
 
     def finish(self) -> str:
         """Text that was held back, for a completion that has ended; may hold a stop string."""

@@ -96,7 +96,7 @@ class GrpcPrefill:
 
     async def prefill(self, call: PrefillCall, timeout_s: float) -> PrefillResult:
         """Compute one prompt. Cancelling it cancels the call."""
-        metadata = tuple(tracing.headers().items())
+        metadata = tracing.headers()
         request = prefill_call_to_proto(call)
         with _failures():
             answer = await self._prefill.Prefill(request, timeout=timeout_s, metadata=metadata)

@@ -10,6 +10,8 @@ from splitwave.core.generation import Sampling
 LOGPROBS_MAX = 20
 STOP_TOKEN_IDS_MAX = 128
 LOGIT_BIAS_MAX = 1024
+PROMPT_LOGPROBS_MAX = 262_144
+"""Log probabilities of one prompt, all positions together: about 2 MB on the wire."""
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 
@@ -26,6 +28,21 @@ def check_sampling(sampling: Sampling, limits: SamplingLimits | None = None) -> 
     """Raise INVALID_REQUEST for the first field that is out of its range, naming it and the fix."""
     for message in _faults(sampling, limits or SamplingLimits()):
         raise ServingError(Reason.INVALID_REQUEST, message)
+
+
+def check_prompt_logprobs(count: int | None, prompt_tokens: int) -> None:
+    """Raise INVALID_REQUEST if `count` for each token of a prompt is out of range; None: none."""
+    if count is None:
+        return
+    if not 0 <= count <= LOGPROBS_MAX:
+        message = f"prompt_logprobs: {count} is not in [0, {LOGPROBS_MAX}]; ask for fewer"
+        raise ServingError(Reason.INVALID_REQUEST, message)
+    if (count + 1) * prompt_tokens > PROMPT_LOGPROBS_MAX:
+        raise ServingError(
+            Reason.INVALID_REQUEST,
+            f"prompt_logprobs: {count + 1} for each of {prompt_tokens} tokens are more than"
+            f" {PROMPT_LOGPROBS_MAX}; ask for fewer, or shorten the prompt",
+        )
 
 
 def _faults(sampling: Sampling, limits: SamplingLimits) -> Iterator[str]:

@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.router.attempts import Trail
-from services.router.front_door import Ending
-from services.router.openai.chunks import Chunks
 from services.router.sink import Part, TextSink
-from splitwave.core.generation import FinishReason, OffsetBroken, TokenLogprob
+from splitwave.core.generation import OffsetBroken, TokenLogprob
 from splitwave.engine.sim import write_vocabulary
 from splitwave.text import TextOptions, TextStream, Tokenizer
 
@@ -70,37 +67,3 @@ async def test_a_repeat_or_a_gap_is_never_shown(tokenizer: Tokenizer, offset: in
         sink.write(offset, [73], ())
 
     assert len(parts) == 1
-
-
-async def test_a_part_of_a_character_has_its_bytes_as_its_token(tokenizer: Tokenizer) -> None:
-    chunks = Chunks("id", 0, "m", tokenizer)
-    rows = [TokenLogprob(x, -1.0, 1, ((x, -1.0), (65, -2.0))) for x in (EURO[0], 66)]
-
-    columns = chunks.logprobs(Part("", (EURO[0], 66), 0, rows))
-
-    assert columns["tokens"] == ["bytes:\\xe2", "B"]
-    assert columns["top_logprobs"] == [{"bytes:\\xe2": -1.0, "A": -2.0}, {"B": -1.0, "A": -2.0}]
-
-
-async def test_text_is_escaped_as_json(tokenizer: Tokenizer) -> None:
-    chunk = Chunks("id", 0, "m", tokenizer).part(Part('a"\n', (1,), 0, ()))
-
-    assert b'"text":"a\\"\\n"' in chunk
-
-
-async def test_the_last_chunk_names_what_stopped_it(tokenizer: Tokenizer) -> None:
-    ending = Ending(
-        finish_reason=FinishReason.STOP,
-        stop_string=None,
-        stop_token_id=7,
-        text="x",
-        prompt_tokens=1,
-        completion_tokens=2,
-        trail=Trail(),
-        first_token_s=0.1,
-        total_s=0.2,
-    )
-
-    chunk = Chunks("id", 0, "m", tokenizer).last(ending)
-
-    assert b'"text":"x","logprobs":null,"finish_reason":"stop","stop_reason":7' in chunk

@@ -18,9 +18,10 @@ UNSENT_BYTES_MAX = 1024 * 1024
 class EventStream:
     """The events of one response. Write at any time; open once there is something to say."""
 
-    def __init__(self, give_up: Callable[[], object]) -> None:
+    def __init__(self, give_up: Callable[[], object], request_id: str) -> None:
         """`give_up` is called once if the client does not read."""
         self._give_up = give_up
+        self._request_id = request_id
         self._kept: list[bytes] = []
         self._first = asyncio.Event()
         self._transport: asyncio.WriteTransport | None = None
@@ -49,7 +50,11 @@ class EventStream:
     async def open(self, request: web.Request) -> None:
         """Begin the response with what was kept. Raises ConnectionError if the client has gone."""
         response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+            headers={
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-cache",
+                "X-Request-Id": self._request_id,
+            }
         )
         self._chunked = request.version >= (1, 1)
         if self._chunked:

@@ -1,4 +1,4 @@
-"""OpenAI's HTTP API: /v1/completions, /v1/models and /health.
+"""OpenAI's HTTP API, with those of vLLM's endpoints that serve text.
 
 A failure before the first byte is its HTTP status and OpenAI's error body; a failure
 after it is an event of its own. Never a 200 for a failure, never an empty 200.
@@ -7,19 +7,20 @@ after it is an event of its own. Never a 200 for a failure, never an empty 200.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from services.router.front_door import Ending, FrontDoor, Order
-from services.router.openai.chunks import DONE, Chunks
+from services.router.front_door import FrontDoor
+from services.router.openai.answers import DONE, Form, Head, Streamed, Telling, Usage, Whole
 from services.router.openai.events import EventStream
-from services.router.openai.schema import CompletionBody, read_completion
-from services.router.sink import Part
+from services.router.openai.fields import GenerationBody
+from services.router.openai.orders import OrderBook
+from services.router.openai.schema import read_chat, read_completion
+from services.router.order import Order
 from splitwave.core.errors import Reason, ServingError
-from splitwave.core.sampling_limits import SamplingLimits
 from splitwave.wire.errors import HTTP_STATUS, openai_error_body, retry_after_header
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
@@ -32,100 +33,111 @@ class OpenAI:
 
     def __init__(self, door: FrontDoor) -> None:
         self._door = door
+        self._orders = OrderBook(door)
 
     def app(self) -> web.Application:
         """The application with its routes."""
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_openai_errors])
         app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/health", self.health)
         return app
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
         body = read_completion(await request.read())
-        order = await self._order(body, request)
-        chunks = Chunks(
-            f"cmpl-{order.request_id}",
-            int(time.time()),
-            self._door.settings.model,
-            self._door.tokenizer,
-        )
-        if body.streams:
-            return await self._stream(request, order, chunks, body.wants_usage)
-        parts: list[Part] = []
-        ending = await self._door.complete(order, parts.append)
-        return _json(chunks.whole(parts, ending), 200)
+        orders, form = await self._orders.completion(body, request.headers)
+        return await self._answer(request, body, orders, form)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        body = read_chat(await request.read())
+        order, form = await self._orders.chat(body, request.headers)
+        return await self._answer(request, body, [order], form)
 
     async def models(self, _: web.Request) -> web.Response:
         """GET /v1/models."""
-        models = [
-            {"id": name, "object": "model", "owned_by": "splitwave", "max_model_len": tokens}
-            for name, tokens in self._door.models().items()
-        ]
+        models = [_model(name, tokens) for name, tokens in self._door.models().items()]
         return _json(_encode({"object": "list", "data": models}), 200)
+
+    async def model(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{model}."""
+        name = request.match_info["model"]
+        self._door.check_model(name)
+        tokens = self._door.models().get(name)
+        if tokens is None:
+            raise ServingError(
+                Reason.POOL_UNAVAILABLE, "the model's workers are not reachable", retry_after_s=1.0
+            )
+        return _json(_encode(_model(name, tokens)), 200)
 
     async def health(self, _: web.Request) -> web.Response:
         """GET /health: 200 if a request could be served."""
         ready = self._door.fleet.ready() and not self._door.admission.closed
         return web.Response(status=200 if ready else 503)
 
-    async def _order(self, body: CompletionBody, request: web.Request) -> Order:
-        door = self._door
-        door.check_model(body.model)
-        token_ids = await door.prompt_ids(body.one_prompt())
-        limits = SamplingLimits(
-            tokens_max=door.tokens_left(token_ids), vocab_size=door.tokenizer.vocab_size
-        )
-        sampling = body.sampling(door.eos_token_ids, limits)
-        return Order(
-            request_id=door.request_id(request.headers.get("X-Request-Id", "")),
-            token_ids=token_ids,
-            sampling=sampling,
-            text=body.text_options(sampling, door.ending_ids(sampling)),
-            priority=body.priority or 0,
-            trace_headers={
-                name: request.headers[name]
-                for name in ("traceparent", "tracestate")
-                if name in request.headers
-            },
-        )
-
-    async def _stream(
-        self, request: web.Request, order: Order, chunks: Chunks, wants_usage: bool
+    async def _answer(
+        self, request: web.Request, body: GenerationBody, orders: Sequence[Order], form: Form
     ) -> web.StreamResponse:
-        events = EventStream(give_up=lambda: generation.cancel())
+        request_id = orders[0].request_id
+        kind = "chatcmpl" if form.whole_object == "chat.completion" else "cmpl"
+        head = Head(
+            answer_id=f"{kind}-{request_id}",
+            created_s=int(time.time()),
+            model=self._door.settings.model,
+        )
+        usage = Usage([len(order.token_ids) for order in orders], body.choices)
+        if not body.streams:
+            whole = Whole(head, form, usage)
+            await self._door.complete(orders, whole)
+            return _json(whole.body(), 200, request_id)
+        telling = Telling(
+            usage=body.wants_usage,
+            usage_always=body.wants_usage_always,
+            every_token=bool(body.return_token_ids),
+        )
+        events = EventStream(give_up=lambda: generation.cancel(), request_id=request_id)
+        streamed = Streamed(head, form, telling, usage, events.write)
+        generation = asyncio.get_running_loop().create_task(self._door.complete(orders, streamed))
+        return await _stream(request, events, streamed, generation)
 
-        def show(part: Part) -> None:
-            if part.text or part.logprobs:  # A token without text of its own needs no event.
-                events.write(chunks.part(part))
 
-        generation = asyncio.get_running_loop().create_task(self._door.complete(order, show))
-        try:
-            await events.first(generation)
-            if generation.done():
-                generation.result()  # A failure before the first byte has its own status.
-            await events.open(request)
-            await _finish(events, generation, chunks, wants_usage)
-            return await events.close()
-        finally:
-            generation.cancel()
-            await asyncio.gather(generation, return_exceptions=True)
-
-
-async def _finish(
-    events: EventStream, generation: asyncio.Task[Ending], chunks: Chunks, wants_usage: bool
-) -> None:
-    """Wait for the end of a stream and say how it came about."""
+async def _stream(
+    request: web.Request,
+    events: EventStream,
+    streamed: Streamed,
+    generation: "asyncio.Task[None]",
+) -> web.StreamResponse:
+    """Send events until the answer has ended, and say how."""
     try:
-        ending = await generation
-    except ServingError as error:
-        events.write(_encode(openai_error_body(error)))
-    else:
-        events.write(chunks.last(ending))
-        if wants_usage:
-            events.write(chunks.usage(ending))
-    events.write(DONE)
+        await events.first(generation)
+        if generation.done():
+            generation.result()  # A failure before the first byte has its own status.
+        await events.open(request)
+        try:
+            await generation
+        except ServingError as error:
+            events.write(_encode(openai_error_body(error)))
+        else:
+            streamed.finish()
+        events.write(DONE)
+        return await events.close()
+    finally:
+        generation.cancel()
+        await asyncio.gather(generation, return_exceptions=True)
+
+
+def _model(name: str, tokens: int) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "splitwave",
+        "root": name,
+        "max_model_len": tokens,
+    }
 
 
 @web.middleware
@@ -146,8 +158,9 @@ def _failure(error: ServingError, status: int) -> web.Response:
     return response
 
 
-def _json(body: bytes, status: int) -> web.Response:
-    return web.Response(body=body, status=status, content_type="application/json")
+def _json(body: bytes, status: int, request_id: str = "") -> web.Response:
+    headers = {"X-Request-Id": request_id} if request_id else {}
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
 @contextlib.asynccontextmanager

@@ -1,169 +1,167 @@
-"""Requests of OpenAI's completions API, as JSON brings them, and their checks.
+"""Bodies of requests, as JSON brings them, and what they ask for."""
 
-Field meanings: OpenAI's API reference, "Create completion"; top_k, min_p,
-repetition_penalty, stop_token_ids, ignore_eos, min_tokens, include_stop_str_in_output,
-skip_special_tokens and priority as vLLM's server has them.
-"""
-
-import re
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from splitwave.core.errors import Reason, ServingError
+from services.router.openai.fields import GenerationBody, given_or, invalid, unsupported
+from services.router.openai.reading import Reader
 from splitwave.core.generation import Sampling
-from splitwave.core.sampling_limits import SamplingLimits, check_sampling
-from splitwave.text import TextOptions
+from splitwave.core.sampling_limits import SamplingLimits
+from splitwave.text import ChatOptions
 
 MAX_TOKENS_DEFAULT = 16
+"""Of a completion, as OpenAI has it; a chat may use what the context leaves."""
+PROMPTS_MAX = 1024
+"""Prompts of one call."""
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream tells beside its text."""
+class CompletionBody(GenerationBody, kw_only=True):
+    """The body of POST /v1/completions."""
 
-    include_usage: bool | None = None
-
-
-class CompletionBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/completions. None is the same as absent."""
-
-    model: str = ""
     prompt: str | list[str | int | list[int]]
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    ignore_eos: bool | None = None
     logprobs: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    best_of: int | None = None
+    prompt_logprobs: int | None = None
     echo: bool | None = None
-    suffix: str | None = None
-    user: str | None = None
-    priority: int | None = None
+
+    def prompts(self) -> list[str | Sequence[int]]:
+        """Each prompt: text, or token ids."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        ids = [entry for entry in given if isinstance(entry, int)]
+        if ids and len(ids) == len(given):
+            return [ids]
+        prompts: list[str | Sequence[int]] = [x for x in given if not isinstance(x, int)]
+        if ids or not prompts:
+            raise invalid("prompt: empty, or a mixture; give texts, token ids or lists of these")
+        if len(prompts) > PROMPTS_MAX:
+            raise invalid(f"prompt: {len(prompts)} prompts; send at most {PROMPTS_MAX} at once")
+        return prompts
 
     @property
-    def streams(self) -> bool:
-        """True if the answer is a stream of events."""
-        return bool(self.stream)
+    def scored_only(self) -> bool:
+        """True if nothing is to be generated: the prompt comes back with its log probabilities."""
+        return bool(self.echo) and self.max_tokens == 0
 
     @property
-    def wants_usage(self) -> bool:
-        """True if a stream ends with an event that counts tokens."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    def one_prompt(self) -> str | Sequence[int]:
-        """The prompt: text, token ids, or a list of one of these."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return prompt
-        if len(prompt) == 1 and not isinstance(prompt[0], int):
-            return prompt[0]
-        ids = [token_id for token_id in prompt if isinstance(token_id, int)]
-        if len(ids) != len(prompt):
-            raise _unsupported("prompt: several prompts in one request; send one request for each")
-        return ids
+    def wanted_prompt_logprobs(self) -> int | None:
+        """How many for each token of the prompt, for either field that asks for them."""
+        echoed = self.logprobs if self.echo else None
+        return max((x for x in (self.prompt_logprobs, echoed) if x is not None), default=None)
 
     def sampling(self, eos_token_ids: Sequence[int], limits: SamplingLimits) -> Sampling:
-        """Checked sampling, with OpenAI's defaults where nothing is said."""
-        default = min(MAX_TOKENS_DEFAULT, limits.tokens_max or MAX_TOKENS_DEFAULT)
-        sampling = Sampling(
-            max_tokens=_or(self.max_tokens, default),
-            min_tokens=_or(self.min_tokens, 0),
-            temperature=_or(self.temperature, 1.0),
-            top_p=_or(self.top_p, 1.0),
-            top_k=0 if self.top_k == -1 else _or(self.top_k, 0),  # vLLM's clients say off so.
-            min_p=_or(self.min_p, 0.0),
-            seed=self.seed,
-            presence_penalty=_or(self.presence_penalty, 0.0),
-            frequency_penalty=_or(self.frequency_penalty, 0.0),
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
-            logit_bias=self.logit_bias or {},
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            eos_token_ids=tuple(eos_token_ids),
-            ignore_eos=bool(self.ignore_eos),
-            logprobs=self.logprobs,
-        )
-        check_sampling(sampling, limits)
-        return sampling
-
-    def text_options(self, sampling: Sampling, ending_ids: frozenset[int]) -> TextOptions:
-        """What is asked of the text."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
-        return TextOptions(
-            stop=tuple(stop),
-            include_stop=bool(self.include_stop_str_in_output),
-            skip_special_tokens=_or(self.skip_special_tokens, True),
-            min_tokens=sampling.min_tokens,
-            stop_token_ids=ending_ids,
+        """Checked sampling."""
+        default = min(MAX_TOKENS_DEFAULT, given_or(limits.tokens_max, MAX_TOKENS_DEFAULT))
+        max_tokens = 1 if self.scored_only else given_or(self.max_tokens, default)
+        return self.sampling_with(
+            limits, eos_token_ids, max_tokens=max_tokens, logprobs=self.logprobs
         )
 
 
-T = TypeVar("T")
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A part of a message."""
 
-_DECODER = msgspec.json.Decoder(CompletionBody)
-
-
-def read_completion(body: bytes) -> CompletionBody:
-    """The body of a request. Raises INVALID_REQUEST or UNSUPPORTED_FEATURE, naming the field."""
-    try:
-        read = _DECODER.decode(body)
-    except msgspec.ValidationError as error:
-        raise _invalid(_fault(str(error))) from None
-    except msgspec.DecodeError as error:
-        raise _invalid(f"the body is not JSON: {error}; send one JSON object") from None
-    _refuse_unsupported(read)
-    return read
+    type: str
+    text: str | None = None
 
 
-def _refuse_unsupported(body: CompletionBody) -> None:
-    if body.n not in (None, 1):
-        raise _unsupported("n: only 1 completion a request is served; send several requests")
-    if body.best_of not in (None, 1):
-        raise _unsupported("best_of: only 1 is served; leave it out")
-    if body.echo:
-        raise _unsupported("echo: the prompt is not sent back; leave it out")
-    if body.suffix:
-        raise _unsupported("suffix: nothing is inserted before a suffix; leave it out")
-    if body.stream_options is not None and not body.streams:
-        raise _invalid("stream_options: only with stream = true; set it, or leave this out")
+class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One message. Those fields that answers have beside its text are taken while empty."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[object] | None = None
+    function_call: object = None
+    annotations: list[object] | None = None
+    audio: object = None
 
 
-def _fault(message: str) -> str:
-    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`", with the field first."""
-    unknown = re.search(r"unknown field `(.*?)`", message)
-    if unknown:
-        return f"{unknown[1]}: unknown here; leave it out"
-    missing = re.search(r"missing required field `(.*?)`", message)
-    if missing:
-        return f"{missing[1]}: absent; set it"
-    placed = re.fullmatch(r"(.*?) - at `(?:key in )?\$\.?(.*?)`", message)
-    if placed and placed[2]:
-        return f"{placed[2]}: {placed[1]}; correct it"
-    return f"the body: {message}; send one JSON object"
+class ConversationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A conversation and how the model's template puts it."""
+
+    messages: list[Message]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
 
-def _or(given: T | None, default: T) -> T:
-    return default if given is None else given
+class ChatBody(GenerationBody, kw_only=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+
+    def sampling(self, eos_token_ids: Sequence[int], limits: SamplingLimits) -> Sampling:
+        """Checked sampling."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs: only with logprobs = true; set it, or leave this out")
+        given = given_or(self.max_completion_tokens, self.max_tokens)
+        if self.max_tokens not in (None, given):
+            raise invalid("max_tokens: max_completion_tokens says otherwise; leave it out")
+        return self.sampling_with(
+            limits,
+            eos_token_ids,
+            max_tokens=given_or(given, limits.tokens_max or 1),
+            logprobs=given_or(self.top_logprobs, 0) if self.logprobs else None,
+        )
 
 
-def _invalid(message: str) -> ServingError:
-    return ServingError(Reason.INVALID_REQUEST, message)
+def conversation(body: ChatBody | ConversationBody) -> list[Mapping[str, object]]:
+    """Messages as templates expect them. Raises what names the message that is not served."""
+    return [_message(index, message) for index, message in enumerate(body.messages)]
 
 
-def _unsupported(message: str) -> ServingError:
-    return ServingError(Reason.UNSUPPORTED_FEATURE, message)
+def chat_options(body: ChatBody | ConversationBody) -> ChatOptions:
+    """How the template puts them."""
+    continues = bool(body.continue_final_message)
+    return ChatOptions(
+        add_generation_prompt=given_or(body.add_generation_prompt, not continues),
+        continue_final_message=continues,
+        template_arguments=body.chat_template_kwargs or {},
+    )
+
+
+def _message(index: int, message: Message) -> Mapping[str, object]:
+    place = f"messages[{index}]"
+    for name in ("tool_call_id", "tool_calls", "function_call"):
+        if getattr(message, name):
+            raise unsupported(f"{place}.{name}: tools are not served; leave it out")
+    if message.role in ("tool", "function"):
+        raise unsupported(f"{place}.role: tools are not served; leave the message out")
+    if message.audio:
+        raise unsupported(f"{place}.audio: only text is served; leave it out")
+    told: dict[str, object] = {"role": message.role, "content": _text(place, message)}
+    for name in ("name", "reasoning_content"):
+        if getattr(message, name) is not None:
+            told[name] = getattr(message, name)
+    return told
+
+
+def _text(place: str, message: Message) -> str:
+    """The text of a message; parts stand on lines of their own, as vLLM joins them."""
+    if message.content is None:
+        if message.role != "assistant":
+            raise invalid(f"{place}.content: absent; give some text")
+        return ""
+    if isinstance(message.content, str):
+        return message.content
+    for index, part in enumerate(message.content):
+        if part.type not in ("text", "input_text"):
+            raise unsupported(f"{place}.content[{index}].type: only text is served; leave it out")
+        if part.text is None:
+            raise invalid(f"{place}.content[{index}].text: absent; set it")
+    return "\n".join(part.text or "" for part in message.content)
+
+
+read_completion = Reader(CompletionBody)
+read_chat = Reader(ChatBody)

@@ -1,0 +1,108 @@
+"""Bodies to orders: what a request asks for, held against what the model and the pools can do."""
+
+from collections.abc import Mapping, Sequence
+
+from services.router.front_door import FrontDoor
+from services.router.openai.chat_form import ChatForm, ChatFormOptions
+from services.router.openai.completion_form import CompletionForm, CompletionOptions
+from services.router.openai.fields import given_or
+from services.router.openai.schema import ChatBody, CompletionBody, chat_options, conversation
+from services.router.order import Order
+from splitwave.core.generation import Sampling
+from splitwave.core.sampling_limits import SamplingLimits, check_prompt_logprobs
+
+Headers = Mapping[str, str]
+
+
+class OrderBook:
+    """Takes orders in HTTP's words. Raises ServingError for what cannot be served."""
+
+    def __init__(self, door: FrontDoor) -> None:
+        self._door = door
+
+    async def completion(
+        self, body: CompletionBody, headers: Headers
+    ) -> tuple[list[Order], CompletionForm]:
+        """One order for each prompt."""
+        door = self._door
+        door.check_model(body.model)
+        body.check_stream()
+        special = given_or(body.add_special_tokens, True)
+        prompts = body.prompts()
+        ids = [await door.prompt_ids(x, add_special_tokens=special) for x in prompts]
+        for token_ids in ids:
+            check_prompt_logprobs(body.wanted_prompt_logprobs, len(token_ids))
+        orders = [
+            self._order(body, headers, token_ids, index) for index, token_ids in enumerate(ids)
+        ]
+        texts = [self._echoed(body, prompt) for prompt in prompts]
+        options = CompletionOptions(
+            prompts=list(zip(texts, ids, strict=True)),
+            choices=body.choices,
+            echo=bool(body.echo),
+            scored_only=body.scored_only,
+            logprobs=body.logprobs is not None,
+            prompt_logprobs=body.prompt_logprobs is not None,
+            token_ids=bool(body.return_token_ids),
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            skip_special_tokens=given_or(body.skip_special_tokens, True),
+        )
+        return orders, CompletionForm(door.tokenizer, options)
+
+    async def chat(self, body: ChatBody, headers: Headers) -> tuple[Order, ChatForm]:
+        """The order of a conversation."""
+        door = self._door
+        door.check_model(body.model)
+        body.check_stream()
+        text = await door.chat_prompt(conversation(body), chat_options(body))
+        special = bool(body.add_special_tokens)  # The template has written them.
+        token_ids = await door.prompt_ids(text, add_special_tokens=special)
+        options = ChatFormOptions(
+            role=body.messages[-1].role if body.continue_final_message else "assistant",
+            logprobs=bool(body.logprobs),
+            token_ids=bool(body.return_token_ids),
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            prompt_token_ids=token_ids,
+        )
+        return self._order(body, headers, token_ids, 0), ChatForm(door.tokenizer, options)
+
+    def _echoed(self, body: CompletionBody, prompt: str | Sequence[int]) -> str:
+        if not body.echo:
+            return ""
+        if isinstance(prompt, str):
+            return prompt
+        skip = given_or(body.skip_special_tokens, True)
+        return self._door.tokenizer.decode(prompt, skip_special_tokens=skip)
+
+    def _order(
+        self,
+        body: CompletionBody | ChatBody,
+        headers: Headers,
+        token_ids: Sequence[int],
+        index: int,
+    ) -> Order:
+        door = self._door
+        sampling = self._sampling(body, token_ids)
+        wanted = body.wanted_prompt_logprobs if isinstance(body, CompletionBody) else None
+        return Order(
+            request_id=door.request_id(body.request_id or headers.get("X-Request-Id", "")),
+            token_ids=token_ids,
+            sampling=sampling,
+            text=body.text_options(sampling, door.ending_ids(sampling)),
+            choices=body.choices,
+            first_choice=index * body.choices,
+            prompt_logprobs=wanted,
+            priority=body.priority or 0,
+            trace_headers=_trace_headers(headers),
+        )
+
+    def _sampling(self, body: CompletionBody | ChatBody, token_ids: Sequence[int]) -> Sampling:
+        limits = SamplingLimits(
+            tokens_max=self._door.tokens_left(token_ids),
+            vocab_size=self._door.tokenizer.vocab_size,
+        )
+        return body.sampling(self._door.eos_token_ids, limits)
+
+
+def _trace_headers(headers: Headers) -> dict[str, str]:
+    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
