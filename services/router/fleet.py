@@ -15,6 +15,7 @@ from services.router.peer import DecodePeer, Dial, PeerSettings
 from services.router.prefill_client import PrefillPeer, PrefillPool, PrefillTransport
 from services.router.releases import Releases
 from services.router.session import Session
+from services.router.tally import Tally
 from splitwave.core.deadline import Deadline
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.worker import Role
@@ -72,12 +73,28 @@ class WorkerFleet:
         self._decode: dict[str, DecodePeer] = {}
         self._prefill: dict[str, PrefillPeer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.tally = Tally()
         self.rooms = Rooms(self.sessions, chance)
         self.prefill_pool = PrefillPool(lambda: self._prefill.values())
         self.releases = Releases(self.prefill_pool.by_worker)
         self._resumes = ResumeBudget(
             per_s=settings.resumes_per_s, burst=settings.resumes_burst, now_s=_now_s()
         )
+
+    def decode_peers(self) -> list[DecodePeer]:
+        """Decode workers, those that leave included."""
+        return list(self._decode.values())
+
+    def prefill_peers(self) -> list[PrefillPeer]:
+        """Prefill workers, those that leave included."""
+        return list(self._prefill.values())
+
+    def listed(self) -> dict[Role, int]:
+        """Workers that this router is to serve, there or not."""
+        return {
+            Role.PREFILL: sum(not peer.leaving for peer in self._prefill.values()),
+            Role.DECODE: sum(not peer.leaving for peer in self._decode.values()),
+        }
 
     def sessions(self) -> list[Session]:
         """Sessions that may get new work if they are usable."""
@@ -132,7 +149,9 @@ class WorkerFleet:
             peer = self._decode.get(address)
             if peer is None:
                 settings = PeerSettings(
-                    router_id=self._settings.router_id, silence_max_s=self._settings.silence_max_s
+                    router_id=self._settings.router_id,
+                    silence_max_s=self._settings.silence_max_s,
+                    tally=self.tally,
                 )
                 peer = DecodePeer(address, self._network.dial_decode, settings, self.rooms)
                 self._decode[address] = peer

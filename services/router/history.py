@@ -95,8 +95,8 @@ class History:
     def __init__(self) -> None:
         self._live: dict[Live, None] = {}  # An ordered set.
         self._ended: deque[tuple[float, RecentRequest]] = deque(maxlen=KEPT)
+        self._ended_tokens = 0
         self.prompt_tokens = 0
-        self.completion_tokens = 0
         self.cached_tokens = 0
         self.handoff_bytes = 0
         self.resumes: Counter[Reason] = Counter()
@@ -108,10 +108,17 @@ class History:
         self.prefill_s = Histogram()
         self.handoff_s = Histogram()
 
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens given to clients, those of live requests included."""
+        shown = (course.sink.shown_tokens for live in self._live for course in live.courses)
+        return self._ended_tokens + sum(shown)
+
     def begin(self, request_id: str, prompt_tokens: int, courses: Sequence[Course]) -> Live:
         """A request was admitted; `courses` has one entry a completion."""
         live = Live(request_id, prompt_tokens, courses)
         self._live[live] = None
+        self.prompt_tokens += prompt_tokens
         return live
 
     def end(self, live: Live, outcome: str) -> None:
@@ -119,7 +126,6 @@ class History:
         del self._live[live]
         now_s = _now_s()
         self._ended.append((now_s, _recent(live, outcome, now_s)))
-        self.prompt_tokens += live.prompt_tokens
         self.total_s.observe(now_s - live.began_s)
         first_at_s = live.first_at_s()
         if first_at_s is not None:
@@ -129,7 +135,7 @@ class History:
 
     def _count(self, course: Course) -> None:
         sink, trail = course.sink, course.trail
-        self.completion_tokens += sink.shown_tokens
+        self._ended_tokens += sink.shown_tokens
         self.cached_tokens += trail.cached_tokens
         self.handoff_bytes += trail.handoff_bytes
         # The last failure was followed by no attempt if the budget for resumes was spent.

@@ -1,47 +1,134 @@
-"""Metrics of a router.
+"""Metrics of a router. docs/operations.md lists them, from the declarations here."""
 
-splitwave_router_requests_live             requests being served
-splitwave_router_requests_admitted_total   requests let in
-splitwave_router_requests_total{outcome}   requests by how they ended: finished, or the reason
-splitwave_router_tokens_total              completion tokens given to clients
-splitwave_router_rooms_waiting             requests that wait for decode room
-splitwave_router_workers{role}             workers that new work may go to
-splitwave_router_handoffs_left_total       handoffs that could not be released; leases end them
-"""
-
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from services.router.front_door import FrontDoor
+from services.router.tally import Tally
+from splitwave.runtime.metrics import counter, gauge, histogram, process_families
+
+LIVE = gauge("splitwave_router_requests_live", "Requests being served.")
+LIVE_MAX = gauge("splitwave_router_requests_live_max", "Requests served at once, at most.")
+ADMITTED = counter(
+    "splitwave_router_requests_admitted",
+    "Requests let in: live ones, and the sum over all outcomes.",
+)
+REQUESTS = counter(
+    "splitwave_router_requests",
+    "Requests by how they ended: finished, or the reason of the failure.",
+    "outcome",
+)
+SHED = counter(
+    "splitwave_router_requests_shed",
+    "Requests not let in: overloaded (too many live) or worker_draining (the router stops).",
+    "reason",
+)
+PROMPT_TOKENS = counter("splitwave_router_prompt_tokens", "Prompt tokens of admitted requests.")
+CACHED_TOKENS = counter(
+    "splitwave_router_cached_tokens", "Of these, tokens that a prefix cache of prefill had."
+)
+COMPLETION_TOKENS = counter(
+    "splitwave_router_completion_tokens", "Completion tokens given to clients."
+)
+HANDOFF_BYTES = counter("splitwave_router_handoff_bytes", "KV bytes handed over.")
+TTFT_S = histogram("splitwave_router_ttft_seconds", "From admission to the first token (TTFT).")
+ITL_S = histogram(
+    "splitwave_router_itl_seconds", "Between two arrivals of tokens of one stream (ITL)."
+)
+TPOT_S = histogram(
+    "splitwave_router_tpot_seconds", "Mean time of a token behind the first, by completion (TPOT)."
+)
+REQUEST_S = histogram(
+    "splitwave_router_request_seconds", "From admission to the end, however it ended."
+)
+GRANT_WAIT_S = histogram("splitwave_router_grant_wait_seconds", "Wait for room in decode.")
+PREFILL_S = histogram(
+    "splitwave_router_prefill_seconds", "Prefill: its queues, its computing and the way there."
+)
+HANDOFF_S = histogram(
+    "splitwave_router_handoff_seconds", "From decode's acceptance to its first output."
+)
+ROOMS_WAITING = gauge("splitwave_router_rooms_waiting", "Requests that wait for decode room.")
+PROMPTS_WAITING = gauge(
+    "splitwave_router_prompts_waiting", "Prompts that wait for a place in a prefill queue."
+)
+RESUMES = counter(
+    "splitwave_router_resumes",
+    "Attempts beyond the first, by what the one before failed with.",
+    "reason",
+)
+WORKERS = gauge("splitwave_router_workers", "Workers that new work may go to.", "role")
+WORKERS_LISTED = gauge(
+    "splitwave_router_workers_listed", "Workers that this router is to serve.", "role"
+)
+SESSIONS_OPENED = counter("splitwave_router_sessions_opened", "Sessions with decode workers.")
+SESSIONS_REATTACHED = counter(
+    "splitwave_router_sessions_reattached", "Times that one went on over a new connection."
+)
+SESSIONS_LOST = counter(
+    "splitwave_router_sessions_lost", "Sessions that ended while attempts ran in them."
+)
+HANDOFFS_LEFT = counter(
+    "splitwave_router_handoffs_left", "Handoffs that could not be released; leases end them."
+)
+
+FAMILIES = (
+    LIVE, LIVE_MAX, ADMITTED, REQUESTS, SHED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS,
+    HANDOFF_BYTES, TTFT_S, ITL_S, TPOT_S, REQUEST_S, GRANT_WAIT_S, PREFILL_S, HANDOFF_S,
+    ROOMS_WAITING, PROMPTS_WAITING, RESUMES, WORKERS, WORKERS_LISTED, SESSIONS_OPENED,
+    SESSIONS_REATTACHED, SESSIONS_LOST, HANDOFFS_LEFT,
+)  # fmt: skip
+
+
+async def collect(door: FrontDoor) -> Iterable[Metric]:
+    """Every family, from the counts as they are now."""
+    return (*process_families("router", ready=door.ready()), *families(door))
 
 
 def families(door: FrontDoor) -> Iterator[Metric]:
-    """Every family, from the counts as they are now."""
-    name = "splitwave_router"
-    yield GaugeMetricFamily(
-        f"{name}_requests_live", "Requests being served.", value=door.admission.live
-    )
-    yield CounterMetricFamily(f"{name}_requests_admitted", "Requests let in.", value=door.admitted)
-    requests = CounterMetricFamily(
-        f"{name}_requests", "Requests by how they ended.", labels=["outcome"]
-    )
-    for outcome, count in door.outcomes.items():
-        requests.add_metric([outcome], count)
-    yield requests
-    yield CounterMetricFamily(f"{name}_tokens", "Tokens given to clients.", value=door.tokens)
-    yield GaugeMetricFamily(
-        f"{name}_rooms_waiting", "Requests waiting for room.", value=door.fleet.rooms.waiting
-    )
-    workers = GaugeMetricFamily(
-        f"{name}_workers", "Workers that new work may go to.", labels=["role"]
-    )
-    for role, count in door.fleet.usable().items():
-        workers.add_metric([role.value], count)
-    yield workers
-    yield CounterMetricFamily(
-        f"{name}_handoffs_left",
-        "Handoffs that could not be released.",
-        value=door.fleet.releases.left_to_expiry,
-    )
+    """The router's own."""
+    yield from _request_families(door)
+    yield from _time_families(door)
+    yield from _fleet_families(door)
+    yield from _session_families(door.fleet.tally)
+
+
+def _request_families(door: FrontDoor) -> Iterator[Metric]:
+    history = door.history
+    yield LIVE.of(door.admission.live)
+    yield LIVE_MAX.of(door.admission.live_max)
+    yield ADMITTED.of(door.admitted)
+    yield REQUESTS.by_one(door.outcomes)
+    yield SHED.by_one({reason.value: n for reason, n in door.admission.refused.items()})
+    yield PROMPT_TOKENS.of(history.prompt_tokens)
+    yield CACHED_TOKENS.of(history.cached_tokens)
+    yield COMPLETION_TOKENS.of(history.completion_tokens)
+    yield HANDOFF_BYTES.of(history.handoff_bytes)
+    yield RESUMES.by_one({reason.value: n for reason, n in history.resumes.items()})
+
+
+def _time_families(door: FrontDoor) -> Iterator[Metric]:
+    history = door.history
+    yield TTFT_S.spread(history.ttft_s)
+    yield ITL_S.spread(door.fleet.tally.gaps_s)
+    yield TPOT_S.spread(history.tpot_s)
+    yield REQUEST_S.spread(history.total_s)
+    yield GRANT_WAIT_S.spread(history.grant_wait_s)
+    yield PREFILL_S.spread(history.prefill_s)
+    yield HANDOFF_S.spread(history.handoff_s)
+
+
+def _fleet_families(door: FrontDoor) -> Iterator[Metric]:
+    fleet = door.fleet
+    yield ROOMS_WAITING.of(fleet.rooms.waiting)
+    yield PROMPTS_WAITING.of(fleet.prefill_pool.waiting)
+    yield WORKERS.by_one({role.value: n for role, n in fleet.usable().items()})
+    yield WORKERS_LISTED.by_one({role.value: n for role, n in fleet.listed().items()})
+    yield HANDOFFS_LEFT.of(fleet.releases.left_to_expiry)
+
+
+def _session_families(tally: Tally) -> Iterator[Metric]:
+    yield SESSIONS_OPENED.of(tally.opened)
+    yield SESSIONS_REATTACHED.of(tally.reattached)
+    yield SESSIONS_LOST.of(tally.lost)

@@ -5,11 +5,12 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from services.router.backoff import Backoff
 from services.router.session import RoomEvents, Session
+from services.router.tally import Tally
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.session import Ack, Hello, NumberGap, RouterMessage, Welcome
 
@@ -51,6 +52,8 @@ class PeerSettings:
     silence_max_s: float = 35.0
     """A worker that says nothing for so long while attempts run has hung: longer than any stall
     limit, since a worker that lives ends an attempt that stalls."""
+    tally: Tally = field(default_factory=Tally)
+    """Counts over all sessions of the router."""
 
 
 class DecodePeer:
@@ -66,11 +69,13 @@ class DecodePeer:
         self._router_id = settings.router_id
         self._silence_max_s = settings.silence_max_s
         self._events = events
+        self._tally = settings.tally
         self._ids = itertools.count(1)
         self.session = self._new_session()
 
     def _new_session(self) -> Session:
-        return Session(f"{self._router_id}/{self.address}/{next(self._ids)}", self._events)
+        session_id = f"{self._router_id}/{self.address}/{next(self._ids)}"
+        return Session(session_id, self._events, self._tally)
 
     async def run(self) -> None:
         """Serve for ever, or until it is leaving and nothing runs."""

@@ -119,6 +119,11 @@ class PrefillPool:
                 return peer
         return None
 
+    @property
+    def waiting(self) -> int:
+        """Prompts that wait for a place in a queue."""
+        return len(self._waiting)
+
     async def prefill(
         self, call: PrefillCall, held: Held, deadline: Deadline, avoid: frozenset[str]
     ) -> PrefillResult:

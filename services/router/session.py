@@ -13,6 +13,7 @@ from services.router.decode_attempt import Attempt, broken
 from services.router.generate import Finish, Sink
 from services.router.grants import GrantFloat
 from services.router.held import Held
+from services.router.tally import Tally
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import TokenLogprob
 from splitwave.core.session import (
@@ -68,8 +69,11 @@ class Session:
       S2  each offer of a handoff is moved, returned or lost exactly once
     """
 
-    def __init__(self, session_id: str, events: RoomEvents) -> None:
+    def __init__(self, session_id: str, events: RoomEvents, tally: Tally | None = None) -> None:
+        """`tally` is that of all the router's sessions."""
         self.session_id = session_id
+        self._tally = tally or Tally()
+        self._frame_at_s = -1.0
         self.welcome: Welcome | None = None
         self.connected = False
         self.over: ServingError | None = None
@@ -160,6 +164,8 @@ class Session:
             if not known:
                 self._forgotten(attempt_id)
         self.connected = True
+        self._tally.opened += not welcome.reattached
+        self._tally.reattached += welcome.reattached
         self._events.session_changed()
 
     def detach(self) -> None:
@@ -172,6 +178,7 @@ class Session:
         if self.over is not None:
             return
         self.over, self.connected = error, False
+        self._tally.lost += bool(self.running)
         self.float.clear()
         self.outbox_filled.set()
         self._stop_ack_timer()
@@ -241,8 +248,13 @@ class Session:
         self._events.changed()
 
     def _take_frame(self, frame: Frame) -> None:
-        """Give each attempt its tokens: every token of the router runs through this loop."""
-        tokens, rows, satisfied = 0, 0, []
+        """Give each attempt its tokens: every token of the router runs through this loop.
+
+        Streams that had tokens in the last frame have the same gap now: it is counted
+        once for all, so that the count costs a token one comparison.
+        """
+        tokens, rows, satisfied, in_pace = 0, 0, [], 0
+        gaps_s, now_s, before_s = self._tally.gaps_s, self._heard_at_s, self._frame_at_s
         for slot, offset, count in zip(frame.slots, frame.offsets, frame.token_counts, strict=True):
             attempt = self._slots.get(slot)
             if attempt is None:
@@ -253,9 +265,23 @@ class Session:
             if attempt.logprobs:
                 logprobs = frame.logprobs[rows : rows + count]
                 rows += count
-            if attempt.sink is not None and not attempt.write(offset, token_ids, logprobs):
+            sink = attempt.sink
+            if sink is None:
+                continue
+            if sink.last_at_s == before_s:
+                in_pace += 1
+            elif sink.last_at_s:
+                gaps_s.observe(now_s - sink.last_at_s)
+            sink.last_at_s = now_s
+            if not attempt.write(offset, token_ids, logprobs):
                 satisfied.append(attempt.attempt_id)
-        for ended in frame.ended:
+        gaps_s.observe(now_s - before_s, in_pace)
+        self._frame_at_s = now_s
+        self._take_ends(frame.ended, satisfied)
+
+    def _take_ends(self, ends: Sequence[Ended], satisfied: list[str]) -> None:
+        """End attempts; those that want no more and have not ended are cancelled."""
+        for ended in ends:
             self._take_end(ended)
             if ended.attempt_id in satisfied:
                 satisfied.remove(ended.attempt_id)

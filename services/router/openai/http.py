@@ -20,6 +20,7 @@ from services.router.openai.fields import GenerationBody
 from services.router.openai.orders import OrderBook
 from services.router.openai.schema import read_chat, read_completion
 from services.router.order import Order
+from services.router.status_page import add_routes
 from splitwave.core.errors import Reason, ServingError
 from splitwave.wire.errors import HTTP_STATUS, openai_error_body, retry_after_header
 
@@ -43,6 +44,7 @@ class OpenAI:
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/health", self.health)
+        add_routes(app, self._door)
         return app
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
