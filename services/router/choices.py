@@ -15,6 +15,7 @@ from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
 from splitwave.core.sampling_limits import SEED_MAX, SEED_MIN
+from splitwave.runtime import tracing_names as names
 
 ROUND_S = 1.0
 """How long the first try to get room for all may take; each further one has twice the time."""
@@ -66,9 +67,13 @@ async def serve_choices(
 
 async def all_or_none(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run all; the first failure ends the rest, and is raised."""
+    first, *others = works
+    if not others:
+        await first
+        return
     try:
         async with asyncio.TaskGroup() as group:
-            for work in works:
+            for work in (first, *others):
                 group.create_task(work)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
@@ -93,7 +98,7 @@ async def _rooms(
     until_s = began_s + deadline.share_s(began_s, ROOM_SHARE)
     round_s = ROUND_S
     try:
-        with tracing.span("splitwave.decode_room"):
+        with tracing.span(names.GRANT):
             while True:
                 waits_s = loop.time() + round_s * (0.5 + chance())
                 waits_until = Deadline(min(until_s, waits_s))

@@ -7,6 +7,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from services.router import tracing
@@ -17,18 +18,17 @@ from services.router.fleet import WorkerFleet
 from services.router.generate import Finish
 from services.router.history import History
 from services.router.order import Ending, Order, Viewer
+from services.router.request_facts import first_token_s, request_facts, request_texts
 from services.router.sink import TextSink
+from services.router.tracing import Operation, RequestTrace
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Request, Sampling
 from splitwave.runtime.tracing import OFF
+from splitwave.runtime.tracing_names import FINISHED
 from splitwave.text import ChatOptions, TextStream, Tokenizer
 
 REQUEST_ID_CHARS_MAX = 128
-FINISHED = "finished"
-"""The outcome of a request that ended well; others are called by their reason."""
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -44,6 +44,8 @@ class DoorSettings:
     """Limit of a request, and its deadline if it brings none."""
     stall_max_s: float = 30.0
     reserve_tokens: int = 256
+    trace_text: bool = False
+    """Prompts and completions stand in spans."""
 
 
 class FrontDoor:
@@ -98,8 +100,8 @@ class FrontDoor:
     def request_id(self, given: str) -> str:
         """The client's id, or a new one. Raises INVALID_REQUEST for one that cannot be logged."""
         if not given:
-            return f"{self.settings.router_id}-{next(self._keys)}"
-        if len(given) > REQUEST_ID_CHARS_MAX or not re.fullmatch("[!-~]+", given):
+            return tracing.current().request_id or self._new_id()
+        if not _is_id(given):
             raise ServingError(
                 Reason.INVALID_REQUEST,
                 f"request_id: use 1 to {REQUEST_ID_CHARS_MAX} printable ASCII characters,"
@@ -107,24 +109,38 @@ class FrontDoor:
             )
         return given
 
+    def _new_id(self) -> str:
+        return f"{self.settings.router_id}-{next(self._keys)}"
+
     async def prompt_ids(
         self, prompt: str | Sequence[int], *, add_special_tokens: bool = True
     ) -> Sequence[int]:
         """Token ids of a prompt. Raises INVALID_REQUEST for what the model cannot take."""
         if isinstance(prompt, str):
-            prompt = await self.tokenizer.encode_async(
-                prompt, add_special_tokens=add_special_tokens
-            )
+            prompt = await self.encode(prompt, special=add_special_tokens)
         if not prompt:
             raise _invalid("prompt: empty; give some text, or token ids")
-        lowest, highest = min(prompt), max(prompt)
+        self._check_ids(prompt, "prompt")
+        return prompt
+
+    def _check_ids(self, token_ids: Sequence[int], name: str) -> None:
+        lowest, highest = min(token_ids), max(token_ids)
         if lowest < 0 or highest >= self.tokenizer.vocab_size:
             wrong = lowest if lowest < 0 else highest
             raise _invalid(
-                f"prompt: token id {wrong} is not at least 0 and below the model's vocabulary of"
+                f"{name}: token id {wrong} is not at least 0 and below the model's vocabulary of"
                 f" {self.tokenizer.vocab_size}; use the model's own tokenizer"
             )
-        return prompt
+
+    async def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids of a text; `special`: with the tokenizer's special tokens around it."""
+        return await self.tokenizer.encode_async(text, add_special_tokens=special)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens shown. Raises INVALID_REQUEST for unknown ids."""
+        if token_ids:
+            self._check_ids(token_ids, "tokens")
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def chat_prompt(
         self, messages: Sequence[Mapping[str, object]], options: ChatOptions
@@ -154,41 +170,63 @@ class FrontDoor:
 
     # Service.
 
+    def traced(
+        self, operation: Operation, headers: Mapping[str, str], request_id: str = ""
+    ) -> AbstractContextManager[RequestTrace]:
+        """Trace one call of an API, from its first byte on; `request_id` is what the client gave.
+
+        Begun by whoever takes the call, so that a call which is refused has its trace too.
+        """
+        if not _is_id(request_id):
+            request_id = self._new_id()
+        origin = tracing.Origin(self.settings.model, request_id, headers)
+        return tracing.request(self.traces, operation, origin)
+
     async def complete(self, orders: Sequence[Order], viewer: Viewer) -> None:
         """Serve the prompts of one call, all or none. Raises ServingError."""
         began_s = asyncio.get_running_loop().time()
         servings = [_Serving(self, order, viewer, began_s) for order in orders]
-        with self.admission.admit(sum(order.choices for order in orders)):
-            if len(servings) == 1:
-                await self._serve(servings[0])
-            else:
-                await all_or_none(self._serve(serving) for serving in servings)
+        request_id, headers = orders[0].request_id, orders[0].trace_headers
+        with self.traced(tracing.UNNAMED, headers, request_id) as trace:
+            trace.about(request_id)
+            try:
+                with self.admission.admit(sum(order.choices for order in orders)):
+                    await all_or_none(self._serve(serving) for serving in servings)
+            finally:
+                self._tell(trace, servings, began_s)
+
+    def _tell(self, trace: RequestTrace, servings: Sequence["_Serving"], began_s: float) -> None:
+        if not trace.recording:
+            return
+        trace.tell(request_facts(servings))
+        first_s = first_token_s(servings)
+        if first_s is not None:
+            trace.tell({"gen_ai.response.time_to_first_chunk": first_s - began_s})
+            trace.event("first_token", first_s)
+        if self.settings.trace_text:
+            trace.tell(request_texts(servings, self.tokenizer))
 
     async def _serve(self, serving: "_Serving") -> None:
         order = serving.order
-        with tracing.request(self.traces, "generate", order.trace_headers) as trace:
-            self.admitted += 1
-            live = self.history.begin(order.request_id, len(order.token_ids), serving.choices)
-            outcome = Reason.CANCELLED.value  # Unless we learn better.
-            try:
-                await serve_choices(
-                    serving.choices, self.fleet, serving.finished, self.fleet.rooms.chance
-                )
-                outcome = FINISHED
-            except ServingError as error:
-                outcome = error.reason.value
-                raise
-            except Exception as error:
-                outcome = Reason.INTERNAL.value
-                _log.exception("our bug", extra={"request_id": order.request_id})
-                raise ServingError(
-                    Reason.INTERNAL, "the router failed; its log says why"
-                ) from error
-            finally:
-                self.outcomes[outcome] += 1
-                self.history.end(live, outcome)
-                trace.ended(outcome)
-                trace.tell(_facts(order, [choice.trail for choice in serving.choices]))
+        self.admitted += 1
+        live = self.history.begin(order.request_id, len(order.token_ids), serving.choices)
+        outcome, why = Reason.CANCELLED.value, ""  # Unless we learn better.
+        try:
+            await serve_choices(
+                serving.choices, self.fleet, serving.finished, self.fleet.rooms.chance
+            )
+            outcome = FINISHED
+        except ServingError as error:
+            outcome, why = error.reason.value, error.message
+            raise
+        except Exception as error:
+            outcome = Reason.INTERNAL.value
+            _log.exception("our bug", extra={"request_id": order.request_id})
+            raise ServingError(Reason.INTERNAL, "the router failed; its log says why") from error
+        finally:
+            self.outcomes[outcome] += 1
+            self.history.end(live, outcome)
+            tracing.current().ended(outcome, why)
 
     def calls(self, order: Order, began_s: float) -> list[Call]:
         """One call for each choice, under one key."""
@@ -224,6 +262,7 @@ class _Serving:
     def __init__(self, door: FrontDoor, order: Order, viewer: Viewer, began_s: float) -> None:
         self._door, self._viewer, self._began_s = door, viewer, began_s
         self.order = order
+        self.finish_reasons: list[str] = []
         self.choices = [
             Choice(call, self._sink(call.choice), Trail()) for call in door.calls(order, began_s)
         ]
@@ -254,16 +293,12 @@ class _Serving:
             first_token_s=(sink.first_at_s or now_s) - began_s,
             total_s=now_s - began_s,
         )
+        self.finish_reasons.append(ending.finish_reason.value)
         self._viewer.end(self.order.first_choice + choice.call.choice, ending)
 
 
-def _facts(order: Order, trails: Sequence[Trail]) -> dict[str, int | str]:
-    return {
-        "splitwave.request_id": order.request_id,
-        "splitwave.attempts": sum(trail.attempts for trail in trails),
-        "splitwave.handoff_bytes": sum(trail.handoff_bytes for trail in trails),
-        "gen_ai.usage.input_tokens": len(order.token_ids),
-    }
+def _is_id(given: str) -> bool:
+    return len(given) <= REQUEST_ID_CHARS_MAX and re.fullmatch("[!-~]+", given) is not None
 
 
 def _invalid(message: str) -> ServingError:

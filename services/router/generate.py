@@ -7,7 +7,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.router import tracing
@@ -19,6 +19,7 @@ from splitwave.core.generation import FinishReason, TokenLogprob
 from splitwave.core.handoff import Handoff
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.session import Submit
+from splitwave.runtime import tracing_names as names
 
 ROOM_SHARE = 0.5
 """Share of the time left that an attempt may wait for decode room."""
@@ -142,8 +143,11 @@ async def generate(
     try:
         async with asyncio.timeout_at(call.deadline.at_s):
             while True:
+                trail.attempts += 1
+                step = _Attempt(call, fleet, sink, trail)
                 try:
-                    return await _attempt(_Attempt(call, fleet, sink, trail), room)
+                    with step.span():
+                        return await _attempt(step, room)
                 except ServingError as error:
                     trail.failed(error)  # Raises if this was the end.
                 fleet.spend_resume()
@@ -171,9 +175,16 @@ class _Attempt:
     def hold(self) -> AbstractContextManager[Held]:
         return self.fleet.hold(self.trail.next_id(self.call))
 
+    def span(self) -> tracing.Step:
+        about = {
+            "splitwave.attempt": self.trail.attempts,
+            "splitwave.choice": self.call.choice,
+            "splitwave.offset": self.rest.offset,
+        }
+        return tracing.span(names.ATTEMPT, about)
+
 
 async def _attempt(step: _Attempt, room: Room | None) -> Finish:
-    step.trail.attempts += 1
     if step.rest.ends_in_prefill:
         with step.hold() as held:
             finish, _ = await _first_token(step, held, kv_layout="")
@@ -187,23 +198,26 @@ async def _attempt(step: _Attempt, room: Room | None) -> Finish:
             return finish
         if handoff is None:
             raise ServingError(Reason.INTERNAL, "prefill held nothing where decode had to follow")
-        with tracing.span("splitwave.handoff"):
+        with tracing.call(names.DECODE) as span:
             running = await _hand_over(step, room, held, handoff)
-    with tracing.span("splitwave.decode"):
-        return await _decode(step, running)
+            finish = await _decode(step, running)
+            span.set_attribute("splitwave.handoff.bytes", finish.handoff_bytes)
+            return finish
 
 
 async def _decode_room(step: _Attempt) -> Room:
     began_s = step.now_s
     try:
-        with tracing.span("splitwave.decode_room"):
-            return await step.fleet.decode_room(
+        with tracing.span(names.GRANT, {"splitwave.room_tokens": step.room_tokens}) as span:
+            room = await step.fleet.decode_room(
                 RoomNeed(
                     tokens=step.room_tokens,
                     waits_until=step.share(ROOM_SHARE),
                     keep_until=step.call.deadline,
                 )
             )
+            span.set_attribute("splitwave.decode_worker", room.worker_id)
+            return room
     finally:
         step.trail.grant_wait_s += step.now_s - began_s
 
@@ -215,9 +229,10 @@ async def _first_token(
     began_s = step.now_s
     step.trail.at_work = True
     try:
-        with tracing.span("splitwave.prefill"):
+        call = _prefill_call(step, held, kv_layout)
+        with tracing.call(names.PREFILL, {"splitwave.handoff.id": held.handoff_id}):
             result = await step.fleet.prefill(
-                _prefill_call(step, held, kv_layout),
+                replace(call, traceparent=tracing.traceparent()),
                 held,
                 step.share(PREFILL_SHARE),
                 frozenset(step.trail.avoid_prefill),
@@ -230,6 +245,7 @@ async def _first_token(
         step.trail.prefill_s += step.now_s - began_s
     step.trail.at_work = False
     step.trail.cached_tokens = max(step.trail.cached_tokens, result.cached_tokens)
+    _show_prompt(step, result)
     return _show_first(step, result), result.handoff
 
 
@@ -242,7 +258,23 @@ def _prefill_call(step: _Attempt, held: Held, kv_layout: str) -> PrefillCall:
         keep_first_token=step.rest.keeps_first_token,
         kv_layout=kv_layout,
         priority=step.call.request.priority,
+        prompt_logprobs=_wanted_of_prompt(step),
     )
+
+
+def _wanted_of_prompt(step: _Attempt) -> int | None:
+    """What is asked of prefill alone; of a prompt's first token nothing is known."""
+    alone = len(step.call.request.token_ids) == 1
+    return None if alone else step.sink.wants_prompt()
+
+
+def _show_prompt(step: _Attempt, result: PrefillResult) -> None:
+    if step.sink.wants_prompt() is None:
+        return
+    rows = result.prompt_logprobs or ()
+    if len(rows) != len(step.call.request.token_ids) - 1:
+        raise ServingError(Reason.INTERNAL, "prefill gave not one log probability a prompt token")
+    step.sink.prompt(rows)
 
 
 def _show_first(step: _Attempt, result: PrefillResult) -> Finish | None:
@@ -265,9 +297,13 @@ async def _hand_over(step: _Attempt, room: Room, held: Held, handoff: Handoff) -
     avoid: set[str] = set()
     attempt_id = held.handoff_id
     for offer in itertools.count(1):
+        worker = {"splitwave.decode_worker": room.worker_id}
         try:
-            return await room.submit(_submit(step, room, attempt_id, handoff), held, step.sink)
+            running = await room.submit(_submit(step, room, attempt_id, handoff), held, step.sink)
+            tracing.event(names.ACCEPTED, worker)
+            return running
         except ServingError as refusal:
+            tracing.event("refused", {**worker, "error.type": refusal.reason.value})
             last = offer == OFFERS_MAX or lease_ends.passed(step.now_s)
             if last or held.owner is not Owner.ROUTER or not refusal.reason.worker_elsewhere:
                 raise

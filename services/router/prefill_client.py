@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.router import tracing
 from services.router.attempts import NoAnswer
 from services.router.backoff import Backoff
 from services.router.held import Held
@@ -136,6 +137,7 @@ class PrefillPool:
             except ServingError as error:
                 if error.reason not in (Reason.OVERLOADED, Reason.WORKER_DRAINING):
                     raise
+                tracing.event("refused", {"error.type": error.reason.value})
                 wish.passed[held.worker_id] = error
 
     def changed(self) -> None:
@@ -154,6 +156,7 @@ class PrefillPool:
     ) -> PrefillResult:
         assert peer.description is not None
         held.asked(peer.description.worker_id)
+        tracing.event("asked", {"splitwave.prefill_worker": held.worker_id})
         timeout_s = deadline.remaining_s(_now_s())
         try:
             result = await peer.transport.prefill(call, timeout_s)

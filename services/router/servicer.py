@@ -5,6 +5,7 @@ from typing import Protocol
 
 import grpc.aio
 
+from services.router import tracing
 from services.router.front_door import FrontDoor
 from services.router.order import Ending, Order
 from services.router.parts import News, Parts
@@ -45,9 +46,11 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
     async def Generate(  # type: ignore[override]  # writes rather than yields
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
+        headers = _trace_headers(context)
         try:
-            order = await self._order(request, context)
-            await self._serve(order, context)
+            with self._door.traced(tracing.GRPC, headers, request.request_id):
+                order = await self._order(request, context)
+                await self._serve(order, context)
         except ServingError as error:
             await abort(context, error)
 
@@ -90,7 +93,6 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
             ),
             priority=request.priority,
             timeout_s=context.time_remaining(),
-            trace_headers=_trace_headers(context),
         )
 
     async def _serve(self, order: Order, context: Context) -> None:

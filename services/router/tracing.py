@@ -5,9 +5,11 @@ Without tracing, a step costs the look-up of one context variable.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from types import TracebackType
 
 from opentelemetry import context, trace
@@ -27,8 +29,34 @@ from splitwave.runtime.tracing import (
     traceparent_of,
 )
 
-TEXT_COMPLETION, CHAT = "text_completion", "chat"
-"""Operations, as OpenTelemetry's GenAI conventions call them."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a client calls."""
+
+    name: str
+    """As OpenTelemetry's GenAI conventions have it."""
+    api: str
+    """By which way it came."""
+
+
+COMPLETIONS = Operation("text_completion", "openai")
+CHAT_COMPLETIONS = Operation("chat", "openai")
+GRPC = Operation("text_completion", "grpc")
+VLLM_ENGINE = Operation("text_completion", "vllm")
+UNNAMED = Operation("text_completion", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is known of a call before it is read."""
+
+    model: str
+    request_id: str
+    headers: Mapping[str, str]
+    """Those of the client: traceparent and tracestate count."""
 
 
 class RequestTrace:
@@ -37,6 +65,7 @@ class RequestTrace:
     def __init__(self, traces: Tracing, root: Span) -> None:
         self.traces = traces
         self.root = root
+        self.request_id = ""
         self.recording = root.is_recording()
         self.spans = 1
         """Spans that the router has made of it."""
@@ -45,6 +74,7 @@ class RequestTrace:
 
     def about(self, request_id: str) -> None:
         """Say which request it is, once that is known."""
+        self.request_id = request_id
         logs.about(request_id=request_id)
         self.root.set_attribute(names.REQUEST_ID, request_id)
 
@@ -65,9 +95,13 @@ class RequestTrace:
 
     def close(self) -> None:
         """End the root."""
+        self.outcome = outcome = self.outcome or names.FINISHED
+        if outcome == names.FINISHED:
+            _log.debug("request: finished")
+        else:
+            _log.info("request: %s", outcome, extra={"why": self._message})
         if not self.recording:
             return
-        outcome = self.outcome or names.FINISHED
         self.root.set_attributes({names.OUTCOME: outcome, names.ROUTER_SPANS: self.spans})
         if outcome == names.FINISHED:
             self.root.set_status(Status(StatusCode.OK))
@@ -80,10 +114,8 @@ _REQUEST: ContextVar[RequestTrace | None] = ContextVar("splitwave_request", defa
 
 
 @contextmanager
-def request(
-    traces: Tracing, name: str, headers: Mapping[str, str], attributes: Attributes = NONE
-) -> Iterator[RequestTrace]:
-    """Trace one request, under the client's trace context if `headers` carry one.
+def request(traces: Tracing, operation: Operation, origin: Origin) -> Iterator[RequestTrace]:
+    """Trace one request, under the client's trace context if its headers carry one.
 
     Within another, it is that one: the outermost begins and ends it.
     """
@@ -91,15 +123,17 @@ def request(
     if outer is not None:
         yield outer
         return
-    parent = parent_of(headers)
+    parent = parent_of(origin.headers)
     root = trace.get_current_span(parent)
     if traces.enabled:
-        root = traces.start(name, parent, attributes, SpanKind.SERVER)
+        name = f"{operation.name} {origin.model}"
+        root = traces.start(name, parent, _about(operation, origin), SpanKind.SERVER)
     made = RequestTrace(traces, root)
     attached = context.attach(trace.set_span_in_context(root, parent))
     entered = _REQUEST.set(made)
     with logs.scope(trace_id=trace_id_of(traceparent_of(root))):
         try:
+            made.about(origin.request_id)
             yield made
         except BaseException as error:
             made.ended(*_why(error))
@@ -108,6 +142,16 @@ def request(
             _REQUEST.reset(entered)
             context.detach(attached)
             made.close()
+
+
+def _about(operation: Operation, origin: Origin) -> Attributes:
+    return {
+        "splitwave.api": operation.api,
+        "gen_ai.operation.name": operation.name,
+        "gen_ai.provider.name": "splitwave",
+        "gen_ai.request.model": origin.model,
+        "gen_ai.response.model": origin.model,
+    }
 
 
 def current() -> RequestTrace:
@@ -175,12 +219,6 @@ def event(name: str, attributes: Attributes = NONE) -> None:
 def traceparent() -> str:
     """W3C traceparent of the current span; empty if it is not traced."""
     return traceparent_of(trace.get_current_span())
-
-
-def headers(named: str | None = None) -> tuple[tuple[str, str], ...]:
-    """Metadata of a call that carry a traceparent, or the current span's; none if untraced."""
-    found = traceparent() if named is None else named
-    return (("traceparent", found),) if found else ()
 
 
 def _why(error: BaseException) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from splitwave.core.errors import Reason, ServingError
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.session import Ack, Hello, RouterMessage
 from splitwave.core.worker import WorkerDescription, WorkerLoad
+from splitwave.runtime.tracing import as_metadata
 from splitwave.wire.channel import CHANNEL_OPTIONS
 from splitwave.wire.errors import from_rpc_error
 from splitwave.wire.prefill import (
@@ -96,16 +97,17 @@ class GrpcPrefill:
 
     async def prefill(self, call: PrefillCall, timeout_s: float) -> PrefillResult:
         """Compute one prompt. Cancelling it cancels the call."""
-        metadata = tracing.headers()
+        metadata = as_metadata(call.traceparent)
         request = prefill_call_to_proto(call)
         with _failures():
             answer = await self._prefill.Prefill(request, timeout=timeout_s, metadata=metadata)
-        return prefill_result_from_proto(answer)
+        return prefill_result_from_proto(answer, call.token_ids)
 
     async def release(self, handoff_id: str, timeout_s: float) -> None:
         """End a handoff that nobody will pull."""
+        request, metadata = release_request(handoff_id), as_metadata(tracing.traceparent())
         with _failures():
-            await self._prefill.ReleaseHandoff(release_request(handoff_id), timeout=timeout_s)
+            await self._prefill.ReleaseHandoff(request, timeout=timeout_s, metadata=metadata)
 
     async def close(self) -> None:
         """Drop the connection."""

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from services.router import tracing
 from services.router.front_door import FrontDoor
 from services.router.openai.answers import DONE, Form, Head, Streamed, Telling, Usage, Whole
 from services.router.openai.events import EventStream
@@ -27,6 +28,10 @@ from splitwave.wire.errors import HTTP_STATUS, openai_error_body, retry_after_he
 BODY_BYTES_MAX = 16 * 1024 * 1024
 
 _encode = msgspec.json.encode
+_OPERATIONS = {
+    "/v1/completions": tracing.COMPLETIONS,
+    "/v1/chat/completions": tracing.CHAT_COMPLETIONS,
+}
 
 
 class OpenAI:
@@ -38,7 +43,9 @@ class OpenAI:
 
     def app(self) -> web.Application:
         """The application with its routes."""
-        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_openai_errors])
+        app = web.Application(
+            client_max_size=BODY_BYTES_MAX, middlewares=[self._traced, _openai_errors]
+        )
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_get("/v1/models", self.models)
@@ -46,6 +53,18 @@ class OpenAI:
         app.router.add_get("/health", self.health)
         add_routes(app, self._door)
         return app
+
+    @web.middleware
+    async def _traced(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Trace the calls that generate, those that are refused included."""
+        operation = _OPERATIONS.get(request.path)
+        if operation is None or request.method != "POST":
+            return await handler(request)
+        request_id = request.headers.get("X-Request-Id", "")
+        with self._door.traced(operation, request.headers, request_id) as trace:
+            response = await handler(request)
+            trace.tell({"http.response.status_code": response.status})
+            return response
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
@@ -155,7 +174,9 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def _failure(error: ServingError, status: int) -> web.Response:
-    response = _json(_encode(openai_error_body(error)), status)
+    trace = tracing.current()
+    trace.ended(error.reason.value, error.message)
+    response = _json(_encode(openai_error_body(error)), status, trace.request_id)
     response.headers.update(retry_after_header(error))
     return response
 
