@@ -16,6 +16,11 @@ class RouterConfig(ProcessConfig):
     service: ClassVar[str] = "router"
 
     http_listen: str = setting("127.0.0.1:0", "host:port of the OpenAI HTTP API; empty: none")
+    vllm_engine: str = setting(
+        "auto",
+        "serve vLLM's gRPC engine service beside ours; auto: if the extra `smg` is installed",
+        choices=("auto", "on", "off"),
+    )
     prefill: str = setting("", f"prefill workers: {_WORKERS}")
     decode: str = setting("", f"decode workers: {_WORKERS}")
     model_path: str = setting("", "directory of the model: its tokenizer is used, no weights")
@@ -30,6 +35,9 @@ class RouterConfig(ProcessConfig):
     stall_max_s: float = setting(30.0, "longest gap between two tokens of a stream")
     reserve_tokens: int = setting(
         256, "completion tokens whose KV is reserved when a request is first admitted, at most"
+    )
+    trace_text: bool = setting(
+        False, "prompts and completions stand in the spans of requests: see who may read those"
     )
     resumes_per_s: float = setting(32.0, "attempts beyond a request's first, a second")
     resumes_burst: int = setting(512, "and how many of them may come at once")

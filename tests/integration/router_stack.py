@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import grpc.aio
 
 from services.router.config import RouterConfig
 from services.router.front_door import FrontDoor
-from services.router.main import RouterProgram, make_door
+from services.router.main import RouterProgram, Service, make_door
 from splitwave.engine.sim import SimSettings, write_vocabulary
 from splitwave.runtime.serve import serve
 from splitwave.text import Tokenizer
@@ -19,8 +19,10 @@ from splitwave.wire.channel import CHANNEL_OPTIONS
 from tests.integration.worker_stack import (
     DECODE,
     DECODE_CONFIG,
+    NO_TRACES,
     PREFILL,
     Stack,
+    Traces,
     eventually,
     free_port,
     stack,
@@ -73,10 +75,12 @@ async def router_stack(
     *,
     prefill: SimSettings = PREFILL,
     decode: SimSettings = DECODE,
+    further: Sequence[Service] = (),
     **options: object,
 ) -> AsyncIterator[RouterStack]:
     """Start all three services; `options` are settings of the router."""
-    async with stack(prefill, decode, decode_config=replace(DECODE_CONFIG, reattach_s=0.2)) as both:
+    decode_config = replace(DECODE_CONFIG, reattach_s=0.2)
+    async with stack(prefill, decode, decode_config=decode_config, traces=traces) as both:
         config = RouterConfig(
             listen=f"127.0.0.1:{free_port()}",
             http_listen="127.0.0.1:0",
@@ -89,7 +93,8 @@ async def router_stack(
             **options,  # type: ignore[arg-type]  # settings by name
         )
         door = make_door(config, model.tokenizer)
-        program = RouterProgram(door, config)
+        door.traces = traces.router
+        program = RouterProgram(door, config, further)
         stop = asyncio.Event()
         task = asyncio.create_task(serve(program, config, stop))
         try:

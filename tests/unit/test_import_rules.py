@@ -144,11 +144,19 @@ def undeclared(found: set[str], declared: Set[str]) -> set[str]:
 def test_what_is_imported_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     core = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
-    extra = project["optional-dependencies"]["cpu"]
-    engines = core | {canonicalize_name(Requirement(line).name) for line in extra}
+    extras = {
+        place: core | {canonicalize_name(Requirement(line).name) for line in extra}
+        for places, extra in (
+            (MAY_IMPORT_HEAVY, project["optional-dependencies"]["cpu"]),
+            (("services.router.vllm_engine",), project["optional-dependencies"]["smg"]),
+        )
+        for place in places
+    }
 
     stray = {
-        name: undeclared(found - HEAVY, engines if name.startswith(MAY_IMPORT_HEAVY) else core)
+        name: undeclared(
+            found - HEAVY, next((x for p, x in extras.items() if name.startswith(p)), core)
+        )
         for name, found in sources("splitwave", "services")
         if HAS_TORCH or not name.startswith(MAY_IMPORT_HEAVY)
     }

@@ -71,8 +71,13 @@ def installed(name: str) -> Distribution:
 
 @pytest.mark.parametrize(
     ("requirements", "kind"),
-    [(PROJECT["dependencies"], "light"), (EXTRAS["cpu"], "cpu"), (EXTRAS["dev"], "dev")],
-    ids=["light", "cpu", "dev"],
+    [
+        (PROJECT["dependencies"], "light"),
+        (EXTRAS["smg"], "light"),
+        (EXTRAS["cpu"], "cpu"),
+        (EXTRAS["dev"], "dev"),
+    ],
+    ids=["light", "smg", "cpu", "dev"],
 )
 def test_the_pins_meet_what_pyproject_asks(requirements: list[str], kind: str) -> None:
     assert unmet(requirements, pins(kind)) == []
