@@ -63,7 +63,7 @@ class FakeSink:
         return self.stop_after is not None and self.completion.offset >= self.stop_after
 
     def wants_prompt(self) -> int | None:
-        return None
+        return None  # No test of the path asks; over HTTP and gRPC they do.
 
     def prompt(self, rows: Sequence[TokenLogprob]) -> None:
         raise AssertionError("nobody asked for the prompt's log probabilities")

@@ -17,12 +17,15 @@ def result_of(call: PrefillCall, output: RequestOutput, *, hold: bool) -> Prefil
     finish = _finish(call, output, hold=hold)
     if finish is None and output.held is None:
         raise ServingError(Reason.CANCELLED, "the handoff was released while it was computed")
+    if call.prompt_logprobs is not None and output.prompt_logprobs is None:
+        raise ServingError(Reason.INTERNAL, "the engine gave no log probabilities of the prompt")
     keep = call.keep_first_token
     return PrefillResult(
         token_id=output.token_ids[0] if keep else None,
         logprob=output.logprobs[0] if keep and output.logprobs else None,
         finish_reason=finish,
         stop_token_id=output.stop_token_id if finish is FinishReason.STOP else None,
+        prompt_logprobs=output.prompt_logprobs,
         cached_tokens=output.cached_tokens,
     )
 

@@ -8,6 +8,7 @@ from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
 from splitwave.core.prefill import PrefillCall, PrefillResult
+from splitwave.core.sampling_limits import check_prompt_logprobs
 from splitwave.engine.port import EngineRequest, GroupDescription
 
 _UNSEEN = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -53,6 +54,7 @@ def check_call(call: PrefillCall, group: GroupDescription) -> None:
             f"token_ids: {tokens} of them need {blocks} KV blocks, a rank has "
             f"{group.blocks_per_rank}; send fewer"
         )
+    check_prompt_logprobs(call.prompt_logprobs, tokens)
     if call.sampling.max_tokens < 1:
         raise _invalid("sampling.max_tokens: 0; ask for at least one")
     if not call.kv_layout and not _ends_here(call, group):
@@ -74,6 +76,7 @@ def engine_request(call: PrefillCall, group: GroupDescription) -> EngineRequest:
         sampling=replace(call.sampling, max_tokens=1) if keep else _UNSEEN,
         hold=not _ends_here(call, group),
         priority=call.priority,
+        prompt_logprobs=call.prompt_logprobs,
     )
 
 

@@ -6,11 +6,22 @@ from typing import Protocol
 
 from services.router.attempts import Trail
 from services.router.sink import Part
+from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
 from splitwave.text import TextOptions
 
 CHOICES_MAX = 128
 """Completions of one prompt."""
+
+
+def check_choices(choices: int) -> int:
+    """Give the number back, or raise INVALID_REQUEST for one that cannot be served."""
+    if not 1 <= choices <= CHOICES_MAX:
+        raise ServingError(
+            Reason.INVALID_REQUEST,
+            f"n: {choices} is not in [1, {CHOICES_MAX}]; send several requests",
+        )
+    return choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,16 @@ import grpc.aio
 
 from services.router import tracing
 from services.router.front_door import FrontDoor
-from services.router.order import Ending, Order
+from services.router.order import Ending, Order, check_choices
 from services.router.parts import News, Parts
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import TokenLogprob
-from splitwave.text import TextOptions
+from splitwave.core.sampling_limits import check_prompt_logprobs
+from splitwave.text import ChatOptions, TextOptions, Tokenizer
 from splitwave.v1alpha1 import generate_service_pb2 as pb
 from splitwave.v1alpha1 import generate_service_pb2_grpc as pb_grpc
 from splitwave.v1alpha1 import generation_pb2
+from splitwave.wire.chat import chat_from_proto
 from splitwave.wire.errors import Aborts, abort
 from splitwave.wire.generation import (
     finish_reason_to_proto,
@@ -49,8 +51,11 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
         headers = _trace_headers(context)
         try:
             with self._door.traced(tracing.GRPC, headers, request.request_id):
-                order = await self._order(request, context)
-                await self._serve(order, context)
+                self._door.check_model(request.model)
+                text, token_ids = await self._token_ids(request)
+                order = await self._order(request, token_ids, context)
+                prompts = Prompts(request, text, order, self._door.tokenizer)
+                await self._serve(order, prompts, context)
         except ServingError as error:
             await abort(context, error)
 
@@ -64,16 +69,62 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
             ]
         )
 
-    async def _order(self, request: pb.GenerateRequest, context: Context) -> Order:
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Aborts) -> pb.TokenizeResponse:
+        try:
+            self._door.check_model(request.model)
+            prompt = await self._prompt(request)
+            token_ids = await self._door.encode(prompt, special=self._special(request))
+        except ServingError as error:
+            await abort(context, error)
+        longest = max(self._door.models().values(), default=0)
+        return pb.TokenizeResponse(token_ids=token_ids, context_max_tokens=longest)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Aborts
+    ) -> pb.DetokenizeResponse:
+        try:
+            self._door.check_model(request.model)
+            return pb.DetokenizeResponse(text=self._door.decode(list(request.token_ids)))
+        except ServingError as error:
+            await abort(context, error)
+
+    async def _prompt(self, request: pb.GenerateRequest | pb.TokenizeRequest) -> str:
+        """The text to tokenize; of a conversation what its template makes of it."""
+        if request.WhichOneof("prompt") == "text":
+            return request.text
+        if request.WhichOneof("prompt") != "chat":
+            raise ServingError(
+                Reason.INVALID_REQUEST, "prompt: absent; set one of the fields that give it"
+            )
+        chat = chat_from_proto(request.chat)
+        adds = chat.add_generation_prompt
+        options = ChatOptions(
+            add_generation_prompt=not chat.continue_final_message if adds is None else adds,
+            continue_final_message=chat.continue_final_message,
+            template_arguments=chat.template_arguments,
+        )
+        return await self._door.chat_prompt(chat.messages, options)
+
+    def _special(self, request: pb.GenerateRequest | pb.TokenizeRequest) -> bool:
+        """Whether the tokenizer adds its special tokens: templates write their own."""
+        if request.HasField("add_special_tokens"):
+            return request.add_special_tokens
+        return request.WhichOneof("prompt") == "text"
+
+    async def _token_ids(self, request: pb.GenerateRequest) -> tuple[str, Sequence[int]]:
+        """A prompt's text, empty if it came as token ids, and its token ids."""
+        if request.WhichOneof("prompt") == "token_ids":
+            return "", await self._door.prompt_ids(list(request.token_ids.ids))
+        text = await self._prompt(request)
+        special = self._special(request)
+        return text, await self._door.prompt_ids(text, add_special_tokens=special)
+
+    async def _order(
+        self, request: pb.GenerateRequest, token_ids: Sequence[int], context: Context
+    ) -> Order:
         door = self._door
-        door.check_model(request.model)
-        match request.WhichOneof("prompt"):
-            case "text":
-                token_ids = await door.prompt_ids(request.text)
-            case "token_ids":
-                token_ids = await door.prompt_ids(list(request.token_ids.ids))
-            case _:
-                raise ServingError(Reason.INVALID_REQUEST, "prompt: absent; set text or token_ids")
+        wanted = request.prompt_logprobs if request.HasField("prompt_logprobs") else None
+        check_prompt_logprobs(wanted, len(token_ids))
         sampling = sampling_from_client(
             request.sampling,
             tokens_left=door.tokens_left(token_ids),
@@ -91,20 +142,51 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
                 min_tokens=sampling.min_tokens,
                 stop_token_ids=door.ending_ids(sampling),
             ),
+            choices=check_choices(request.n if request.HasField("n") else 1),
+            prompt_logprobs=wanted,
             priority=request.priority,
             timeout_s=context.time_remaining(),
         )
 
-    async def _serve(self, order: Order, context: Context) -> None:
+    async def _serve(self, order: Order, prompts: "Prompts", context: Context) -> None:
         """Send parts as they come; those that come while one is sent travel together."""
         emit, parts = emitter(context), Parts()
         request_id = order.request_id  # In the first message only.
         async with parts.filled_by(self._door.complete([order], parts)) as answer:
             while await parts.came():
                 for choice, news in parts.take().items():
-                    await emit(_message(choice, news, request_id))
+                    message = _message(choice, news, request_id)
+                    prompts.add(choice, news, message)
+                    await emit(message)
                     request_id = ""
             answer.result()
+
+
+class Prompts:
+    """Puts the prompt into the first message of each choice, if it was asked for."""
+
+    def __init__(
+        self, request: pb.GenerateRequest, text: str, order: Order, tokenizer: Tokenizer
+    ) -> None:
+        self._shown: set[int] | None = None
+        if not request.echo and order.prompt_logprobs is None:
+            return
+        self._shown = set()
+        skip = not request.keep_special_tokens
+        if request.echo and not text:
+            text = tokenizer.decode(order.token_ids, skip_special_tokens=skip)
+        self._text, self._token_ids = text if request.echo else "", order.token_ids
+
+    def add(self, choice: int, news: News, message: pb.GenerateResponse) -> None:
+        """Add it to a message unless the choice has had it."""
+        if self._shown is None or choice in self._shown:
+            return
+        self._shown.add(choice)
+        message.prompt.text = self._text
+        message.prompt.token_ids.extend(self._token_ids)
+        logprobs = logprobs_to_proto(news.prompt)
+        if logprobs is not None:
+            message.prompt.logprobs.CopyFrom(logprobs)
 
 
 def add_to(server: grpc.aio.Server, door: FrontDoor) -> None:
@@ -115,6 +197,7 @@ def add_to(server: grpc.aio.Server, door: FrontDoor) -> None:
 def _message(choice: int, news: News, request_id: str) -> pb.GenerateResponse:
     rows: list[TokenLogprob] = [row for part in news.parts for row in part.logprobs]
     message = pb.GenerateResponse(
+        choice=choice,
         text="".join(part.text for part in news.parts),
         token_ids=[token_id for part in news.parts for token_id in part.token_ids],
         logprobs=logprobs_to_proto(rows),

@@ -23,6 +23,8 @@ class PrefillCall:
     kv_layout: str
     """Of the decode group that will pull; empty if none follows."""
     priority: int = 0
+    prompt_logprobs: int | None = None
+    """k: log probabilities of the prompt's tokens and of the k most likely; None: none."""
     traceparent: str = ""
     """W3C trace context of the caller's span; travels beside the message. Empty: not traced."""
 
@@ -39,6 +41,8 @@ class PrefillResult:
     finish_reason: FinishReason | None = None
     """Set if the first token ended the generation."""
     stop_token_id: int | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
+    """If they were asked for: a row for each token of the prompt but the first."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     queued_s: float = 0.0

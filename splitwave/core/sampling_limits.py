@@ -10,8 +10,8 @@ from splitwave.core.generation import Sampling
 LOGPROBS_MAX = 20
 STOP_TOKEN_IDS_MAX = 128
 LOGIT_BIAS_MAX = 1024
-PROMPT_LOGPROBS_MAX = 262_144
-"""Log probabilities of one prompt, all positions together: about 2 MB on the wire."""
+PROMPT_LOGPROBS_MAX = 65_536
+"""Log probabilities of one prompt, all positions together: about 0.5 MB on the wire."""
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 

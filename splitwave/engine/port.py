@@ -81,6 +81,8 @@ class EngineRequest:
     """Decode: required. Prefill: None."""
     hold: bool = False
     """Prefill: keep the prompt's KV under a lease when the request ends after its one token."""
+    prompt_logprobs: int | None = None
+    """Prefill: k asks for log probabilities of the prompt's tokens and of the k most likely."""
     priority: int = 0
     trace_headers: Mapping[str, str] | None = None
 
@@ -124,6 +126,8 @@ class RequestOutput:
     """Decode: set on the request's first output."""
     cached_tokens: int = 0
     """Prefill: prompt tokens that a prefix cache had, on the request's first output."""
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Prefill: on the first output of a request that asked: a row a prompt token but the first."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,28 +22,43 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from splitwave.v1alpha1 import generation_pb2 as splitwave_dot_v1alpha1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)splitwave/v1alpha1/generate_service.proto\x12\x12splitwave.v1alpha1\x1a#splitwave/v1alpha1/generation.proto\"\x98\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x31\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1c.splitwave.v1alpha1.TokenIdsH\x00\x12\x34\n\x08sampling\x18\x05 \x01(\x0b\x32\".splitwave.v1alpha1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x07 \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\x08 \x01(\x08\x12\x10\n\x08priority\x18\t \x01(\x11\x42\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xdb\x02\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x33\n\x08logprobs\x18\x04 \x01(\x0b\x32!.splitwave.v1alpha1.TokenLogprobs\x12\x37\n\rfinish_reason\x18\x05 \x01(\x0e\x32 .splitwave.v1alpha1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12(\n\x05usage\x18\x08 \x01(\x0b\x32\x19.splitwave.v1alpha1.Usage\x12,\n\x07timings\x18\t \x01(\x0b\x32\x1b.splitwave.v1alpha1.Timings\x12\x12\n\nrequest_id\x18\n \x01(\tB\x0c\n\nstopped_by\"\x13\n\x11ListModelsRequest\"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.splitwave.v1alpha1.Model\"1\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12\x63ontext_max_tokens\x18\x02 \x01(\r2\xc7\x01\n\x0fGenerateService\x12W\n\x08Generate\x12#.splitwave.v1alpha1.GenerateRequest\x1a$.splitwave.v1alpha1.GenerateResponse0\x01\x12[\n\nListModels\x12%.splitwave.v1alpha1.ListModelsRequest\x1a&.splitwave.v1alpha1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)splitwave/v1alpha1/generate_service.proto\x12\x12splitwave.v1alpha1\x1a\x1cgoogle/protobuf/struct.proto\x1a#splitwave/v1alpha1/generation.proto\"\xd0\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x31\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1c.splitwave.v1alpha1.TokenIdsH\x00\x12(\n\x04\x63hat\x18\n \x01(\x0b\x32\x18.splitwave.v1alpha1.ChatH\x00\x12\x34\n\x08sampling\x18\x05 \x01(\x0b\x32\".splitwave.v1alpha1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x07 \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\x08 \x01(\x08\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x0e\n\x01n\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x0c \x01(\x08\x12\x1c\n\x0fprompt_logprobs\x18\r \x01(\rH\x02\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x0e \x01(\x08H\x03\x88\x01\x01\x42\x08\n\x06promptB\x04\n\x02_nB\x12\n\x10_prompt_logprobsB\x15\n\x13_add_special_tokens\"\xcc\x01\n\x04\x43hat\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.splitwave.v1alpha1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08\x12\x33\n\x12template_arguments\x18\x04 \x01(\x0b\x32\x17.google.protobuf.StructB\x18\n\x16_add_generation_prompt\"~\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x1e\n\x11reasoning_content\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x07\n\x05_nameB\x14\n\x12_reasoning_content\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x97\x03\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x33\n\x08logprobs\x18\x04 \x01(\x0b\x32!.splitwave.v1alpha1.TokenLogprobs\x12\x37\n\rfinish_reason\x18\x05 \x01(\x0e\x32 .splitwave.v1alpha1.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12(\n\x05usage\x18\x08 \x01(\x0b\x32\x19.splitwave.v1alpha1.Usage\x12,\n\x07timings\x18\t \x01(\x0b\x32\x1b.splitwave.v1alpha1.Timings\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x0e\n\x06\x63hoice\x18\x0b \x01(\r\x12*\n\x06prompt\x18\x0c \x01(\x0b\x32\x1a.splitwave.v1alpha1.PromptB\x0c\n\nstopped_by\"^\n\x06Prompt\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x33\n\x08logprobs\x18\x03 \x01(\x0b\x32!.splitwave.v1alpha1.TokenLogprobs\"\x9c\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.splitwave.v1alpha1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"A\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x1a\n\x12\x63ontext_max_tokens\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.splitwave.v1alpha1.Model\"1\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12\x63ontext_max_tokens\x18\x02 \x01(\r2\xfb\x02\n\x0fGenerateService\x12W\n\x08Generate\x12#.splitwave.v1alpha1.GenerateRequest\x1a$.splitwave.v1alpha1.GenerateResponse0\x01\x12U\n\x08Tokenize\x12#.splitwave.v1alpha1.TokenizeRequest\x1a$.splitwave.v1alpha1.TokenizeResponse\x12[\n\nDetokenize\x12%.splitwave.v1alpha1.DetokenizeRequest\x1a&.splitwave.v1alpha1.DetokenizeResponse\x12[\n\nListModels\x12%.splitwave.v1alpha1.ListModelsRequest\x1a&.splitwave.v1alpha1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'splitwave.v1alpha1.generate_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GENERATEREQUEST']._serialized_start=103
-  _globals['_GENERATEREQUEST']._serialized_end=383
-  _globals['_TOKENIDS']._serialized_start=385
-  _globals['_TOKENIDS']._serialized_end=408
-  _globals['_GENERATERESPONSE']._serialized_start=411
-  _globals['_GENERATERESPONSE']._serialized_end=758
-  _globals['_LISTMODELSREQUEST']._serialized_start=760
-  _globals['_LISTMODELSREQUEST']._serialized_end=779
-  _globals['_LISTMODELSRESPONSE']._serialized_start=781
-  _globals['_LISTMODELSRESPONSE']._serialized_end=844
-  _globals['_MODEL']._serialized_start=846
-  _globals['_MODEL']._serialized_end=895
-  _globals['_GENERATESERVICE']._serialized_start=898
-  _globals['_GENERATESERVICE']._serialized_end=1097
+  _globals['_GENERATEREQUEST']._serialized_start=133
+  _globals['_GENERATEREQUEST']._serialized_end=597
+  _globals['_CHAT']._serialized_start=600
+  _globals['_CHAT']._serialized_end=804
+  _globals['_CHATMESSAGE']._serialized_start=806
+  _globals['_CHATMESSAGE']._serialized_end=932
+  _globals['_TOKENIDS']._serialized_start=934
+  _globals['_TOKENIDS']._serialized_end=957
+  _globals['_GENERATERESPONSE']._serialized_start=960
+  _globals['_GENERATERESPONSE']._serialized_end=1367
+  _globals['_PROMPT']._serialized_start=1369
+  _globals['_PROMPT']._serialized_end=1463
+  _globals['_TOKENIZEREQUEST']._serialized_start=1466
+  _globals['_TOKENIZEREQUEST']._serialized_end=1622
+  _globals['_TOKENIZERESPONSE']._serialized_start=1624
+  _globals['_TOKENIZERESPONSE']._serialized_end=1689
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1691
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1744
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1746
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1780
+  _globals['_LISTMODELSREQUEST']._serialized_start=1782
+  _globals['_LISTMODELSREQUEST']._serialized_end=1801
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1803
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1866
+  _globals['_MODEL']._serialized_start=1868
+  _globals['_MODEL']._serialized_end=1917
+  _globals['_GENERATESERVICE']._serialized_start=1920
+  _globals['_GENERATESERVICE']._serialized_end=2299
 # @@protoc_insertion_point(module_scope)

@@ -43,6 +43,16 @@ class GenerateServiceStub:
                 request_serializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/splitwave.v1alpha1.GenerateService/Tokenize',
+                request_serializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/splitwave.v1alpha1.GenerateService/Detokenize',
+                request_serializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/splitwave.v1alpha1.GenerateService/ListModels',
                 request_serializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.ListModelsRequest.SerializeToString,
@@ -58,7 +68,7 @@ class GenerateServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generate completes one prompt, streaming what is produced as it is produced.
+        """Generate completes one prompt or conversation, streaming what is produced as it is produced.
 
         Deadline: taken from the call; without one the router's own limit applies.
         Idempotency: none. request_id names the request in traces and logs.
@@ -73,6 +83,37 @@ class GenerateServiceServicer:
         ABORTED             REQUEST_QUARANTINED: do not repeat.
         DEADLINE_EXCEEDED   DEADLINE_EXCEEDED, STALLED.
         INTERNAL            INTERNAL: our bug.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Tokenize gives the token ids of a text, or of a conversation as Generate would render it.
+
+        Deadline: optional.
+        Idempotency: reads only.
+        Ownership: none.
+        Cancellation: safe.
+        Errors:
+        INVALID_ARGUMENT    INVALID_REQUEST: the message names the field and the fix.
+        UNIMPLEMENTED       UNSUPPORTED_FEATURE: the message names the feature.
+        NOT_FOUND           MODEL_NOT_FOUND: the message names the models served.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Detokenize gives the text of token ids, special tokens included.
+
+        Deadline: optional.
+        Idempotency: reads only.
+        Ownership: none.
+        Cancellation: safe.
+        Errors:
+        INVALID_ARGUMENT    INVALID_REQUEST: the message names the field and the fix.
+        NOT_FOUND           MODEL_NOT_FOUND: the message names the models served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,6 +139,16 @@ def add_GenerateServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.GenerateRequest.FromString,
                     response_serializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.TokenizeRequest.FromString,
+                    response_serializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.DetokenizeRequest.FromString,
+                    response_serializer=splitwave_dot_v1alpha1_dot_generate__service__pb2.DetokenizeResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -136,6 +187,60 @@ class GenerateService:
             '/splitwave.v1alpha1.GenerateService/Generate',
             splitwave_dot_v1alpha1_dot_generate__service__pb2.GenerateRequest.SerializeToString,
             splitwave_dot_v1alpha1_dot_generate__service__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitwave.v1alpha1.GenerateService/Tokenize',
+            splitwave_dot_v1alpha1_dot_generate__service__pb2.TokenizeRequest.SerializeToString,
+            splitwave_dot_v1alpha1_dot_generate__service__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitwave.v1alpha1.GenerateService/Detokenize',
+            splitwave_dot_v1alpha1_dot_generate__service__pb2.DetokenizeRequest.SerializeToString,
+            splitwave_dot_v1alpha1_dot_generate__service__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

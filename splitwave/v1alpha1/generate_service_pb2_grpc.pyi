@@ -21,7 +21,7 @@ class GenerateServiceStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generate_service_pb2.GenerateRequest, _generate_service_pb2.GenerateResponse]
-    """Generate completes one prompt, streaming what is produced as it is produced.
+    """Generate completes one prompt or conversation, streaming what is produced as it is produced.
 
     Deadline: taken from the call; without one the router's own limit applies.
     Idempotency: none. request_id names the request in traces and logs.
@@ -36,6 +36,29 @@ class GenerateServiceStub:
       ABORTED             REQUEST_QUARANTINED: do not repeat.
       DEADLINE_EXCEEDED   DEADLINE_EXCEEDED, STALLED.
       INTERNAL            INTERNAL: our bug.
+    """
+    Tokenize: _aio.UnaryUnaryMultiCallable[_generate_service_pb2.TokenizeRequest, _generate_service_pb2.TokenizeResponse]
+    """Tokenize gives the token ids of a text, or of a conversation as Generate would render it.
+
+    Deadline: optional.
+    Idempotency: reads only.
+    Ownership: none.
+    Cancellation: safe.
+    Errors:
+      INVALID_ARGUMENT    INVALID_REQUEST: the message names the field and the fix.
+      UNIMPLEMENTED       UNSUPPORTED_FEATURE: the message names the feature.
+      NOT_FOUND           MODEL_NOT_FOUND: the message names the models served.
+    """
+    Detokenize: _aio.UnaryUnaryMultiCallable[_generate_service_pb2.DetokenizeRequest, _generate_service_pb2.DetokenizeResponse]
+    """Detokenize gives the text of token ids, special tokens included.
+
+    Deadline: optional.
+    Idempotency: reads only.
+    Ownership: none.
+    Cancellation: safe.
+    Errors:
+      INVALID_ARGUMENT    INVALID_REQUEST: the message names the field and the fix.
+      NOT_FOUND           MODEL_NOT_FOUND: the message names the models served.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_generate_service_pb2.ListModelsRequest, _generate_service_pb2.ListModelsResponse]
     """ListModels names the models that can be asked for.
@@ -60,7 +83,7 @@ class GenerateServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_service_pb2.GenerateRequest,
         context: _aio.ServicerContext[_generate_service_pb2.GenerateRequest, _abc.AsyncIterator[_generate_service_pb2.GenerateResponse]],
     ) -> _abc.AsyncIterator[_generate_service_pb2.GenerateResponse]:
-        """Generate completes one prompt, streaming what is produced as it is produced.
+        """Generate completes one prompt or conversation, streaming what is produced as it is produced.
 
         Deadline: taken from the call; without one the router's own limit applies.
         Idempotency: none. request_id names the request in traces and logs.
@@ -75,6 +98,41 @@ class GenerateServiceServicer(metaclass=_abc_1.ABCMeta):
           ABORTED             REQUEST_QUARANTINED: do not repeat.
           DEADLINE_EXCEEDED   DEADLINE_EXCEEDED, STALLED.
           INTERNAL            INTERNAL: our bug.
+        """
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _generate_service_pb2.TokenizeRequest,
+        context: _aio.ServicerContext[_generate_service_pb2.TokenizeRequest, _abc.Awaitable[_generate_service_pb2.TokenizeResponse]],
+    ) -> _abc.Awaitable[_generate_service_pb2.TokenizeResponse]:
+        """Tokenize gives the token ids of a text, or of a conversation as Generate would render it.
+
+        Deadline: optional.
+        Idempotency: reads only.
+        Ownership: none.
+        Cancellation: safe.
+        Errors:
+          INVALID_ARGUMENT    INVALID_REQUEST: the message names the field and the fix.
+          UNIMPLEMENTED       UNSUPPORTED_FEATURE: the message names the feature.
+          NOT_FOUND           MODEL_NOT_FOUND: the message names the models served.
+        """
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _generate_service_pb2.DetokenizeRequest,
+        context: _aio.ServicerContext[_generate_service_pb2.DetokenizeRequest, _abc.Awaitable[_generate_service_pb2.DetokenizeResponse]],
+    ) -> _abc.Awaitable[_generate_service_pb2.DetokenizeResponse]:
+        """Detokenize gives the text of token ids, special tokens included.
+
+        Deadline: optional.
+        Idempotency: reads only.
+        Ownership: none.
+        Cancellation: safe.
+        Errors:
+          INVALID_ARGUMENT    INVALID_REQUEST: the message names the field and the fix.
+          NOT_FOUND           MODEL_NOT_FOUND: the message names the models served.
         """
 
     @_abc_1.abstractmethod

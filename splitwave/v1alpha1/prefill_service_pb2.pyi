@@ -34,6 +34,7 @@ class PrefillRequest(_message.Message):
     KEEP_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     KV_LAYOUT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Client-visible request id; the same over attempts and services."""
     handoff_id: _builtins.str
@@ -48,6 +49,10 @@ class PrefillRequest(_message.Message):
     """
     priority: _builtins.int
     """Smaller goes first."""
+    prompt_logprobs: _builtins.int
+    """Absent: no log probabilities of the prompt. k: those of its tokens and of the k most likely
+    at each place. Prefill alone computes them: decode never sees the prompt's logits.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids: the prompt, and on a resume the tokens that the client has."""
@@ -66,12 +71,15 @@ class PrefillRequest(_message.Message):
         keep_first_token: _builtins.bool = ...,
         kv_layout: _builtins.str = ...,
         priority: _builtins.int = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff_id", b"handoff_id", "keep_first_token", b"keep_first_token", "kv_layout", b"kv_layout", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "handoff_id", b"handoff_id", "keep_first_token", b"keep_first_token", "kv_layout", b"kv_layout", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
 
@@ -89,6 +97,7 @@ class PrefillResponse(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
     COMPUTED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """First generated token. Absent if it was not to be kept."""
     finish_reason: _generation_pb2.FinishReason.ValueType
@@ -113,6 +122,10 @@ class PrefillResponse(_message.Message):
     def computed(self) -> _duration_pb2.Duration:
         """Time from then to the answer."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _generation_pb2.TokenLogprobs:
+        """If they were asked for: one row for each token of the prompt but the first."""
+
     def __init__(
         self,
         *,
@@ -124,10 +137,11 @@ class PrefillResponse(_message.Message):
         cached_tokens: _builtins.int = ...,
         queued: _duration_pb2.Duration | None = ...,
         computed: _duration_pb2.Duration | None = ...,
+        prompt_logprobs: _generation_pb2.TokenLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_token_id", b"_token_id", "computed", b"computed", "handoff", b"handoff", "logprobs", b"logprobs", "queued", b"queued", "stop_token_id", b"stop_token_id", "token_id", b"token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_token_id", b"_token_id", "computed", b"computed", "handoff", b"handoff", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queued", b"queued", "stop_token_id", b"stop_token_id", "token_id", b"token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_token_id", b"_token_id", "cached_tokens", b"cached_tokens", "computed", b"computed", "finish_reason", b"finish_reason", "handoff", b"handoff", "logprobs", b"logprobs", "queued", b"queued", "stop_token_id", b"stop_token_id", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_token_id", b"_token_id", "cached_tokens", b"cached_tokens", "computed", b"computed", "finish_reason", b"finish_reason", "handoff", b"handoff", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queued", b"queued", "stop_token_id", b"stop_token_id", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

@@ -9,6 +9,7 @@ from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
 from splitwave.core.worker import WorkerDescription
 from splitwave.v1alpha1 import generate_service_pb2 as pb
 from splitwave.v1alpha1 import worker_service_pb2 as worker_pb
+from splitwave.wire.chat import Conversation, chat_to_proto
 from splitwave.wire.errors import from_rpc_error
 from splitwave.wire.generation import (
     finish_reason_from_proto,
@@ -24,8 +25,8 @@ from splitwave.wire.worker import description_from_proto
 class Ask:
     """One completion to ask for."""
 
-    prompt: str | Sequence[int]
-    """Text, or token ids."""
+    prompt: str | Sequence[int] | Conversation
+    """Text, token ids, or a conversation."""
     sampling: Sampling
     model: str = ""
     request_id: str = ""
@@ -33,6 +34,10 @@ class Ask:
     include_stop: bool = False
     keep_special_tokens: bool = False
     priority: int = 0
+    choices: int | None = None
+    echo: bool = False
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,11 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    choice: int = 0
+    prompt: tuple[int, ...] = ()
+    """The prompt's tokens, in a choice's first part if they were asked for."""
+    prompt_text: str = ""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     handoff_bytes: int = 0
     attempts: int = 0
     times_s: dict[str, float] = field(default_factory=dict)
@@ -75,6 +85,32 @@ async def list_models(channel: grpc.aio.Channel, timeout_s: float) -> dict[str, 
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error) from error
     return {model.name: model.context_max_tokens for model in models.models}
+
+
+async def tokenize(
+    channel: grpc.aio.Channel, prompt: str | Conversation, timeout_s: float
+) -> list[int]:
+    """Token ids of a text or of a conversation."""
+    request = pb.TokenizeRequest()
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.chat.CopyFrom(chat_to_proto(prompt))
+    try:
+        answer = await generate_stub(channel).Tokenize(request, timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+    return list(answer.token_ids)
+
+
+async def detokenize(channel: grpc.aio.Channel, token_ids: Sequence[int], timeout_s: float) -> str:
+    """Text of token ids."""
+    request = pb.DetokenizeRequest(token_ids=token_ids)
+    try:
+        answer = await generate_stub(channel).Detokenize(request, timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+    return answer.text
 
 
 async def describe_worker(
@@ -108,9 +144,15 @@ def _request(ask: Ask) -> pb.GenerateRequest:
         include_stop_str_in_output=ask.include_stop,
         keep_special_tokens=ask.keep_special_tokens,
         priority=ask.priority,
+        n=ask.choices,
+        echo=ask.echo,
+        prompt_logprobs=ask.prompt_logprobs,
+        add_special_tokens=ask.add_special_tokens,
     )
     if isinstance(ask.prompt, str):
         request.text = ask.prompt
+    elif isinstance(ask.prompt, Conversation):
+        request.chat.CopyFrom(chat_to_proto(ask.prompt))
     else:
         request.token_ids.ids.extend(ask.prompt)
     return request
@@ -137,6 +179,14 @@ def _answer(message: pb.GenerateResponse) -> Answer:
         prompt_tokens=message.usage.prompt_tokens,
         cached_tokens=message.usage.cached_tokens,
         completion_tokens=message.usage.completion_tokens,
+        choice=message.choice,
+        prompt=tuple(message.prompt.token_ids),
+        prompt_text=message.prompt.text,
+        prompt_logprobs=(
+            logprobs_from_proto(message.prompt.logprobs, message.prompt.token_ids[1:])
+            if message.prompt.HasField("logprobs")
+            else []
+        ),
         handoff_bytes=timings.handoff_bytes,
         attempts=timings.attempts,
         times_s={

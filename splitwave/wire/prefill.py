@@ -1,5 +1,7 @@
 """PrefillCall and PrefillResult <-> PrefillRequest and PrefillResponse."""
 
+from collections.abc import Sequence
+
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import TokenLogprob
 from splitwave.core.handoff import Handoff
@@ -27,6 +29,7 @@ def prefill_call_to_proto(call: PrefillCall) -> pb.PrefillRequest:
         keep_first_token=call.keep_first_token,
         kv_layout=call.kv_layout,
         priority=call.priority,
+        prompt_logprobs=call.prompt_logprobs,
     )
 
 
@@ -50,6 +53,7 @@ def prefill_call_from_proto(message: pb.PrefillRequest, traceparent: str = "") -
         keep_first_token=message.keep_first_token,
         kv_layout=message.kv_layout,
         priority=message.priority,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         traceparent=traceparent,
     )
 
@@ -65,11 +69,17 @@ def prefill_result_to_proto(result: PrefillResult) -> pb.PrefillResponse:
         cached_tokens=result.cached_tokens,
         queued=duration_to_proto(result.queued_s),
         computed=duration_to_proto(result.computed_s),
+        prompt_logprobs=logprobs_to_proto(result.prompt_logprobs or ()),
     )
 
 
-def prefill_result_from_proto(message: pb.PrefillResponse) -> PrefillResult:
-    """The answer as it arrived. Raises INTERNAL if it is neither held nor ended."""
+def prefill_result_from_proto(
+    message: pb.PrefillResponse, prompt: Sequence[int] = ()
+) -> PrefillResult:
+    """The answer as it arrived to a call with the tokens of `prompt`.
+
+    Raises INTERNAL if it is neither held nor ended, or if its columns do not agree.
+    """
     finish_reason = finish_reason_from_proto(message.finish_reason)
     if message.HasField("handoff") is (finish_reason is not None):
         raise ServingError(
@@ -84,6 +94,11 @@ def prefill_result_from_proto(message: pb.PrefillResponse) -> PrefillResult:
         cached_tokens=message.cached_tokens,
         queued_s=duration_from_proto(message.queued),
         computed_s=duration_from_proto(message.computed),
+        prompt_logprobs=(
+            logprobs_from_proto(message.prompt_logprobs, prompt[1:])
+            if message.HasField("prompt_logprobs")
+            else None
+        ),
     )
 
 

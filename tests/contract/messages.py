@@ -118,7 +118,12 @@ prefill_calls = st.builds(
     keep_first_token=st.booleans(),
     kv_layout=text,
     priority=sint32,
+    prompt_logprobs=st.none() | uint32,
 )
+
+
+PROMPT = (1, 2, 3, 4)
+"""The prompt of every prefill result."""
 
 
 @st.composite
@@ -133,6 +138,7 @@ def prefill_results(draw: st.DrawFn) -> PrefillResult:
         logprob=draw(row_of(token_id)) if token_id is not None and wants else None,
         finish_reason=draw(st.sampled_from(FinishReason)) if ended else None,
         stop_token_id=draw(st.none() | token),
+        prompt_logprobs=draw(st.none() | st.tuples(*map(row_of, PROMPT[1:])).map(list)),
         cached_tokens=draw(uint32),
         queued_s=draw(seconds),
         computed_s=draw(seconds),

@@ -9,7 +9,9 @@ import pytest
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Sampling
 from splitwave.engine.sim import SimModel
-from splitwave.wire.client import Answer, Ask, generate, list_models
+from splitwave.engine.sim.tokens import prompt_logprobs
+from splitwave.wire.chat import Conversation
+from splitwave.wire.client import Answer, Ask, detokenize, generate, list_models, tokenize
 from tests.integration.router_stack import MODEL, Model, RouterStack, router_stack
 from tests.integration.worker_stack import DECODE, eventually
 
@@ -140,6 +142,72 @@ async def test_a_deadline_is_kept(stack: RouterStack) -> None:
     assert failed.value.reason is Reason.DEADLINE_EXCEEDED
 
 
+async def test_choices_have_seeds_of_their_own_and_an_end_each(stack: RouterStack) -> None:
+    sampling = Sampling(max_tokens=20, seed=2**63 - 1)
+
+    got = await answers(stack, Ask(prompt=PROMPT, sampling=sampling, choices=3))
+
+    seeds = (2**63 - 1, -(2**63), -(2**63) + 1)  # They go round in 64 bits.
+    for choice, seed in enumerate(seeds):
+        mine = [answer for answer in got if answer.choice == choice]
+        assert "".join(x.text for x in mine) == right(PROMPT, replace(sampling, seed=seed))
+        assert [x.finish_reason for x in mine if x.finish_reason] == [FinishReason.LENGTH]
+        assert mine[-1].completion_tokens == 20
+    order = [answer.choice for answer in got]
+    assert order != sorted(order), "the choices come interleaved"
+
+
+async def test_the_prompt_comes_first_with_its_log_probabilities(stack: RouterStack) -> None:
+    got = await answers(
+        stack, Ask(prompt=PROMPT, sampling=GREEDY, echo=True, prompt_logprobs=2, choices=2)
+    )
+
+    token_ids = list(PROMPT.encode())
+    for choice in (0, 1):
+        first, *rest = [answer for answer in got if answer.choice == choice]
+        assert (first.prompt_text, list(first.prompt)) == (PROMPT, token_ids)
+        assert first.prompt_logprobs == pytest.approx(prompt_logprobs(token_ids, 2))
+        assert all(not answer.prompt for answer in rest)
+
+
+@pytest.mark.parametrize("prompt", ["x", [120]])
+async def test_a_prompt_of_one_token_has_no_log_probabilities(
+    stack: RouterStack, prompt: str | list[int]
+) -> None:
+    first, *_ = await answers(
+        stack, Ask(prompt=prompt, sampling=GREEDY, prompt_logprobs=1, echo=True)
+    )
+
+    assert (first.prompt, first.prompt_text, first.prompt_logprobs) == ((120,), "x", [])
+
+
+CHAT = Conversation(messages=[{"role": "user", "content": "Hi"}])
+RENDERED = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+async def test_a_conversation_is_rendered_as_over_http(stack: RouterStack, model: Model) -> None:
+    got = await answers(stack, Ask(prompt=CHAT, sampling=GREEDY, echo=True))
+
+    assert got[0].prompt_text == RENDERED
+    assert list(got[0].prompt) == model.tokenizer.encode(RENDERED)
+    assert await tokenize(stack.channel, CHAT, 5.0) == list(got[0].prompt)
+    async with stack.http.post(
+        "/v1/chat/completions",
+        json={"messages": CHAT.messages, "max_tokens": 30, "temperature": 0},
+    ) as response:
+        answer = await response.json()
+    assert "".join(x.text for x in got) == answer["choices"][0]["message"]["content"]
+
+
+async def test_text_goes_to_token_ids_and_back(stack: RouterStack) -> None:
+    token_ids = await tokenize(stack.channel, "Hé", 5.0)
+
+    assert token_ids == list("Hé".encode())
+    assert await detokenize(stack.channel, [258, *token_ids], 5.0) == "<|im_start|>Hé"
+    with pytest.raises(ServingError, match="tokens: token id 260"):
+        await detokenize(stack.channel, [260], 5.0)
+
+
 async def test_models_are_named_with_their_context(stack: RouterStack) -> None:
     assert await list_models(stack.channel, 2.0) == {MODEL: DECODE.model_len_max_tokens}
 
@@ -165,6 +233,22 @@ async def test_models_are_named_with_their_context(stack: RouterStack) -> None:
             Ask(prompt=PROMPT, sampling=replace(GREEDY, top_p=2.0)),
             Reason.INVALID_REQUEST,
             "top_p: 2.0",
+        ),
+        (Ask(prompt=PROMPT, sampling=GREEDY, choices=0), Reason.INVALID_REQUEST, "n: 0"),
+        (
+            Ask(prompt=PROMPT, sampling=GREEDY, prompt_logprobs=21),
+            Reason.INVALID_REQUEST,
+            "prompt_logprobs: 21",
+        ),
+        (
+            Ask(prompt="x" * 4000, sampling=GREEDY, prompt_logprobs=20),
+            Reason.INVALID_REQUEST,
+            "prompt_logprobs: 21 for each of 4000 tokens",
+        ),
+        (
+            Ask(prompt=Conversation(messages=[]), sampling=GREEDY),
+            Reason.INVALID_REQUEST,
+            "messages: empty",
         ),
         (Ask(prompt=PROMPT, sampling=GREEDY, stop=("",)), Reason.INVALID_REQUEST, "stop"),
         (Ask(prompt=PROMPT, sampling=GREEDY, model="x"), Reason.MODEL_NOT_FOUND, "model: 'x'"),

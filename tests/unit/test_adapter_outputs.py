@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from splitwave.core.errors import Reason
-from splitwave.core.generation import FinishReason, Sampling
+from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
 from splitwave.engine.vllm.outputs import (
     ABORT,
     ERROR,
@@ -33,6 +33,7 @@ class Output:
     stop_reason: Any = None
     kv_transfer_params: dict[str, Any] | None = None
     new_logprobs: Any = None
+    new_prompt_logprobs_tensors: Any = None
     prefill_stats: Any = None
     request_id: str = "r"
 
@@ -44,6 +45,34 @@ class Lists:
     logprob_token_ids: Any
     logprobs: Any
     sampled_token_ranks: Any
+
+
+@dataclass
+class Tensors:
+    """vLLM's LogprobsTensors."""
+
+    logprob_token_ids: Any
+    logprobs: Any
+    selected_token_ranks: Any
+
+
+def test_a_prompts_log_probabilities_have_a_row_for_each_token_but_the_first() -> None:
+    tensors = Tensors(
+        np.array([[6, 9, 8], [7, 7, 9]]),
+        np.array([[-2.0, -0.5, -1.0], [-0.25, -0.25, -3.0]], dtype=np.float32),
+        np.array([3, 1]),
+    )
+
+    ours = translate(
+        Output([5], LENGTH, kv_transfer_params=HELD, new_prompt_logprobs_tensors=tensors),
+        hold=True,
+        pulls=False,
+    )
+
+    assert ours.prompt_logprobs == [
+        TokenLogprob(6, -2.0, 3, ((9, -0.5), (8, -1.0))),
+        TokenLogprob(7, -0.25, 1, ((7, -0.25), (9, -3.0))),
+    ]
 
 
 def test_a_step_in_between_has_its_tokens_and_no_end() -> None:

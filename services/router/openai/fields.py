@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from services.router.order import CHOICES_MAX
+from services.router.order import check_choices
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
 from splitwave.core.sampling_limits import SamplingLimits, check_sampling
@@ -72,10 +72,7 @@ class GenerationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def choices(self) -> int:
         """Completions of each prompt. Raises INVALID_REQUEST for none, or too many."""
-        choices = given_or(self.n, 1)
-        if not 1 <= choices <= CHOICES_MAX:
-            raise invalid(f"n: {choices} is not in [1, {CHOICES_MAX}]; send several requests")
-        return choices
+        return check_choices(given_or(self.n, 1))
 
     def check_stream(self) -> None:
         """Raise INVALID_REQUEST for stream options without a stream."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from splitwave.core.errors import Reason
 from splitwave.engine.port import EngineRequest, Pulled, RequestOutput
 from splitwave.engine.sim.fabric import Offer
-from splitwave.engine.sim.tokens import Continuation
+from splitwave.engine.sim.tokens import Continuation, prompt_logprobs
 
 
 class Phase(enum.Enum):
@@ -34,6 +34,7 @@ class Sequence:
         "offer",
         "phase",
         "priority",
+        "prompt_logprobs",
         "prompt_tokens",
         "pull_ends_at_s",
         "pulled",
@@ -58,6 +59,8 @@ class Sequence:
         self.priority = request.priority
         self.hold = request.hold
         self.logprobs = request.sampling.logprobs is not None
+        asked = request.prompt_logprobs
+        self.prompt_logprobs = None if asked is None else prompt_logprobs(request.token_ids, asked)
         self.arrival = 0
         """Counts the rank's requests from 1; names it as the writer of its blocks."""
         self.phase = Phase.WAITING
@@ -82,6 +85,8 @@ class Sequence:
         if going.finish is not None:
             output.finish = going.finish
             output.stop_token_id = going.stop_token_id
+        if self.prompt_logprobs is not None:
+            output.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         if self.pulled is not None:
             output.pulled = self.pulled
             self.pulled = None

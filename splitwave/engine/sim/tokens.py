@@ -11,6 +11,7 @@ ASCII and the newline are sampled; 259 ends a sequence and is sampled at
 `eos_rate` only.
 """
 
+import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,6 +83,21 @@ class SimModel:
             if sampling.logprobs is not None:
                 logprobs.append(going.logprob())
         return Completion(made, logprobs, going.finish, going.stop_token_id)
+
+
+def prompt_logprobs(token_ids: Sequence[int], count: int) -> list[TokenLogprob]:
+    """Made-up log probabilities of a prompt's tokens but the first, fixed by those before each."""
+    rows = []
+    state = 0
+    for before, token_id in itertools.pairwise(token_ids):
+        state = crc32(_TOKEN_BYTES[before], state)
+        first = -1.0 / 1024 * (1 + state % 512)
+        rank = 1 + (state >> 10) % _RANKS_SAMPLED
+        ordered = [x for x in ALPHABET[: count + 1] if x != token_id]
+        ordered.insert(rank - 1, token_id)
+        top = tuple((x, first - _RANK_DISTANCE * i) for i, x in enumerate(ordered[:count]))
+        rows.append(TokenLogprob(token_id, first - _RANK_DISTANCE * (rank - 1), rank, top))
+    return rows
 
 
 class Continuation:

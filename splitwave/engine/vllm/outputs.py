@@ -36,6 +36,8 @@ def translate(output: Any, *, hold: bool, pulls: bool) -> RequestOutput:
     ours = RequestOutput(engine_request_id=output.request_id, token_ids=output.new_token_ids)
     if output.new_logprobs is not None:
         ours.logprobs = logprobs(output.new_logprobs)
+    if output.new_prompt_logprobs_tensors is not None:
+        ours.prompt_logprobs = prompt_logprobs(output.new_prompt_logprobs_tensors)
     if output.prefill_stats is not None and not pulls:
         ours.cached_tokens = output.prefill_stats.num_local_cached_tokens
     params = output.kv_transfer_params
@@ -120,13 +122,17 @@ def logprobs(lists: Any) -> list[TokenLogprob]:
 
     Arrays are [positions, k + 1]; natural logarithms.
     """
+    return _rows(lists.logprob_token_ids, lists.logprobs, lists.sampled_token_ranks)
+
+
+def prompt_logprobs(tensors: Any) -> list[TokenLogprob]:
+    """Convert vLLM's log probabilities of a prompt: [positions - 1, k + 1], its token first."""
+    return _rows(tensors.logprob_token_ids, tensors.logprobs, tensors.selected_token_ranks)
+
+
+def _rows(token_ids: Any, logprobs: Any, ranks: Any) -> list[TokenLogprob]:
     rows: Sequence[tuple[list[int], list[float], int]] = list(
-        zip(
-            lists.logprob_token_ids.tolist(),
-            lists.logprobs.tolist(),
-            lists.sampled_token_ranks.tolist(),
-            strict=True,
-        )
+        zip(token_ids.tolist(), logprobs.tolist(), ranks.tolist(), strict=True)
     )
     return [
         TokenLogprob(ids[0], values[0], rank, tuple(zip(ids[1:], values[1:], strict=True)))

@@ -55,6 +55,9 @@ class Preparation:
             raise RefusedRequest(Reason.INTERNAL, f"rank {request.rank} is not in the group")
         if self._decodes and (request.pull is None or request.hold):
             raise RefusedRequest(Reason.INTERNAL, "a decode request has a pull and holds nothing")
+        if self._decodes and request.prompt_logprobs is not None:
+            # A decode engine computes no prompt: vLLM would send what its memory happens to hold.
+            raise RefusedRequest(Reason.INTERNAL, "prompt_logprobs are asked of prefill alone")
         if not self._decodes and request.pull is not None:
             raise RefusedRequest(Reason.INTERNAL, "a prefill request has no pull")
 
@@ -78,7 +81,9 @@ class Preparation:
         """Make vLLM's sampling parameters, with what its connector is to do."""
         sampling = first_token_only(request.sampling) if request.hold else request.sampling
         try:
-            return build(sampling, self._transfer(request), self._model_config)
+            return build(
+                sampling, self._transfer(request), self._model_config, request.prompt_logprobs
+            )
         except ValueError as error:
             raise RefusedRequest(Reason.INVALID_REQUEST, f"sampling: {error}") from error
 

@@ -48,7 +48,12 @@ def first_token_only(sampling: Sampling) -> Sampling:
     )
 
 
-def build(sampling: Sampling, transfer: dict[str, Any] | None, model_config: Any) -> Any:
+def build(
+    sampling: Sampling,
+    transfer: dict[str, Any] | None,
+    model_config: Any,
+    prompt_logprobs: int | None = None,
+) -> Any:
     """Make vLLM's SamplingParams; ValueError if it, or the model, does not allow the values.
 
     The core knows end-of-sequence ids only through this update: they end a generation unless
@@ -59,7 +64,9 @@ def build(sampling: Sampling, transfer: dict[str, Any] | None, model_config: Any
 
     try:
         params = SamplingParams(
-            **arguments(sampling), extra_args={"kv_transfer_params": transfer} if transfer else None
+            **arguments(sampling),
+            prompt_logprobs=prompt_logprobs,
+            extra_args={"kv_transfer_params": transfer} if transfer else None,
         )
         if sampling.eos_token_ids:
             params.update_from_generation_config(
