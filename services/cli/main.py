@@ -9,6 +9,7 @@ from importlib.metadata import version
 COMMANDS = {
     "up": ("services.cli.up", "start a local stack: prefill, decode and router"),
     "generate": ("services.cli.generate", "ask a running router for a completion, over gRPC"),
+    "trace": ("services.cli.trace", "print where the time of a request went, from its trace"),
     "demo": ("services.cli.demo", "start the local stack, ask it, stop it"),
     "demo-model": ("splitwave.demo_model.command", "build the embedded default model"),
     "router": ("services.cli.service", "run one router"),

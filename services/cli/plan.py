@@ -49,6 +49,8 @@ class Plan:
     worker_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """More flags of a program, by its name: prefill, decode, router."""
     environment_more: Mapping[str, str] = field(default_factory=dict)
+    trace_dir: Path | None = None
+    """Each process writes its spans into a file there; None: no traces."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -96,6 +98,13 @@ class Plan:
         """Log of one process."""
         return self.run_dir / f"{name}.log"
 
+    @property
+    def trace_flags(self) -> tuple[str, ...]:
+        """Flags of every program that say where its traces go."""
+        if self.trace_dir is None:
+            return ()
+        return ("--trace-exporter", "file", "--trace-dir", str(self.trace_dir))
+
     def router_command(self) -> list[str]:
         """How the router is started."""
         addresses = self.worker_addresses
@@ -109,6 +118,7 @@ class Plan:
             *("--model-path", str(self.model_path)),
             *("--model", self.served_model),
             *DRAIN_FLAGS,
+            *self.trace_flags,
             *self.worker_flags.get("router", ()),
         ]
 
@@ -125,6 +135,7 @@ class Plan:
             *("--model", self.served_model),
             *("--log-dir", str(self.run_dir)),
             *DRAIN_FLAGS,
+            *self.trace_flags,
         ]
         if self.engine == "vllm":
             flags += ["--model-path", str(self.model_path)]

@@ -43,6 +43,10 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode-port", type=int, default=8092)
     parser.add_argument("--side-channel-port", type=int, default=8100, help="first of one a rank")
     parser.add_argument("--run-dir", type=Path, help="logs go here; default: a temporary directory")
+    parser.add_argument(
+        "--trace-dir", type=Path, metavar="DIR",
+        help="trace requests into files there, for `splitwave trace`; default: no traces",
+    )  # fmt: skip
     for role in ("prefill", "decode"):
         parser.add_argument(
             f"--{role}-setting", action="append", default=[], metavar="NAME=VALUE",
@@ -126,6 +130,7 @@ def make_plan(arguments: argparse.Namespace, report: Callable[[str, str], None])
         model_path=model_path,
         served_model=arguments.served_model or model_path.name,
         run_dir=arguments.run_dir or Path(tempfile.mkdtemp(prefix="splitwave-")),
+        trace_dir=arguments.trace_dir and arguments.trace_dir.resolve(),
         engine=arguments.engine,
         prefill_ranks=arguments.prefill_ranks,
         decode_ranks=arguments.decode_ranks,

@@ -24,6 +24,7 @@ from services.router.transport import grpc_network
 from splitwave.runtime import process
 from splitwave.runtime.config import BadSetting
 from splitwave.runtime.serve import Fatal, serve
+from splitwave.runtime.tracing_export import tracing
 from splitwave.text import ModelDirectoryError, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ async def _run(config: RouterConfig, stop: asyncio.Event) -> int:
     except ModelDirectoryError as error:
         raise BadSetting("model_path", str(error)) from error
     door = make_door(config, tokenizer)
-    return await serve(RouterProgram(door, config, further_services(config)), config, stop)
+    async with tracing(config, door.settings.router_id) as door.traces:
+        return await serve(RouterProgram(door, config, further_services(config)), config, stop)
 
 
 def make_door(config: RouterConfig, tokenizer: Tokenizer) -> FrontDoor:
@@ -79,6 +81,7 @@ def make_door(config: RouterConfig, tokenizer: Tokenizer) -> FrontDoor:
         timeout_s=config.timeout_s,
         stall_max_s=config.stall_max_s,
         reserve_tokens=config.reserve_tokens,
+        trace_text=config.trace_text,
     )
     return FrontDoor(settings, tokenizer, fleet)
 

@@ -83,7 +83,11 @@ FAMILIES = (
 
 async def collect(door: FrontDoor) -> Iterable[Metric]:
     """Every family, from the counts as they are now."""
-    return (*process_families("router", ready=door.ready()), *families(door))
+    return (
+        *process_families("router", ready=door.ready()),
+        *families(door),
+        *door.traces.families(),
+    )
 
 
 def families(door: FrontDoor) -> Iterator[Metric]:

@@ -70,8 +70,8 @@ class _Trace:
             yield f"unknown from {span.service}"
         elif parent is None:
             yield "its parent is not there"
-        elif (names.REQUEST if parent.is_request else parent.name) != kind.parent:
-            yield f"its parent is {parent.name} where {kind.parent} was due"
+        elif (names.REQUEST if parent.is_request else parent.name) not in kind.parents:
+            yield f"its parent is {parent.name} where {' or '.join(kind.parents)} was due"
         elif span.began_ns < parent.began_ns - SLACK_S * 1e9:
             yield "it begins before its parent"
 

@@ -35,8 +35,8 @@ class SpanType:
 
     name: str
     service: str
-    parent: str
-    """Name of the span above it; empty: the client's, or none."""
+    parents: tuple[str, ...]
+    """Names of the span above it; none: the client's, if there is one."""
     covers: str
     says: tuple[str, ...]
     """Its attributes, those of every failed span (error.type) apart."""
@@ -44,7 +44,7 @@ class SpanType:
 
 SPANS: Final = (
     SpanType(
-        REQUEST, "router", "", "a request, from its first byte to its last",
+        REQUEST, "router", (), "a request, from its first byte to its last",
         (
             REQUEST_ID, OUTCOME, "splitwave.api", "splitwave.attempts", "splitwave.handoff.bytes",
             ROUTER_SPANS, "gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model",
@@ -58,38 +58,40 @@ SPANS: Final = (
         ),
     ),
     SpanType(
-        ATTEMPT, "router", REQUEST, "one try at one choice; the second and later ones are resumes",
+        ATTEMPT, "router", (REQUEST,),
+        "one try at one choice; the second and later ones are resumes",
         ("splitwave.attempt", "splitwave.choice", "splitwave.offset"),
     ),
     SpanType(
-        GRANT, "router", ATTEMPT, "waiting for room in a decode group",
+        GRANT, "router", (ATTEMPT, REQUEST),
+        "waiting for room in a decode group; for all of several choices at once",
         ("splitwave.room_tokens", "splitwave.decode_worker"),
     ),
     SpanType(
-        PREFILL, "router", ATTEMPT, "waiting for a place in a queue, and the call of the worker",
+        PREFILL, "router", (ATTEMPT,), "waiting for a place in a queue, and the call of the worker",
         ("splitwave.handoff.id", "splitwave.prompt_tokens", "splitwave.prefill_worker"),
     ),
     SpanType(
-        DECODE, "router", ATTEMPT, "from the first offer of the handoff to the end of its tokens",
+        DECODE, "router", (ATTEMPT,), "from the first offer of the handoff to the last token",
         ("splitwave.decode_worker", "splitwave.handoff.bytes"),
     ),
     SpanType(
-        PREFILL_SERVE, "prefill", PREFILL, "a prompt in the worker, until its answer",
+        PREFILL_SERVE, "prefill", (PREFILL,), "a prompt in the worker, until its answer",
         (
             REQUEST_ID, "splitwave.handoff.id", "splitwave.worker", "splitwave.group",
             "splitwave.epoch", "splitwave.rank", "splitwave.prompt_tokens",
             "splitwave.cached_tokens", "splitwave.held",
         ),
     ),
-    SpanType(PREFILL_QUEUE, "prefill", PREFILL_SERVE, "before the batch that took it", ()),
-    SpanType(PREFILL_COMPUTE, "prefill", PREFILL_SERVE, "from that batch to the first token", ()),
+    SpanType(PREFILL_QUEUE, "prefill", (PREFILL_SERVE,), "before the batch that took it", ()),
+    SpanType(PREFILL_COMPUTE, "prefill", (PREFILL_SERVE,), "from then to the first token", ()),
     SpanType(
-        LEASE, "prefill", PREFILL_SERVE, "the KV under lease, until it was pulled, released or"
-        " expired",
+        LEASE, "prefill", (PREFILL_SERVE,),
+        "the KV under lease, until it was pulled, released or expired",
         (LEASE_END, "splitwave.blocks"),
     ),
     SpanType(
-        DECODE_SERVE, "decode", DECODE, "an attempt in the worker, from Accepted to its end",
+        DECODE_SERVE, "decode", (DECODE,), "an attempt in the worker, from Accepted to its end",
         (
             REQUEST_ID, "splitwave.attempt_id", "splitwave.worker", "splitwave.group",
             "splitwave.epoch", "splitwave.rank", "splitwave.offset", "splitwave.tokens",
@@ -97,14 +99,15 @@ SPANS: Final = (
         ),
     ),
     SpanType(
-        HANDOFF, "decode", DECODE_SERVE, "the pull of the KV, up to the engine's first output",
+        HANDOFF, "decode", (DECODE_SERVE,), "the pull of the KV, up to the engine's first output",
         ("splitwave.handoff.id", "splitwave.handoff.bytes"),
     ),
     SpanType(
-        CONFIRM, "decode", DECODE_SERVE, "asking the prefill worker whether the lease still lived",
+        CONFIRM, "decode", (DECODE_SERVE,),
+        "asking the prefill worker whether the lease still lived",
         (),
     ),
-    SpanType(TOKENS, "decode", DECODE_SERVE, "from the first token shown to the last", ()),
+    SpanType(TOKENS, "decode", (DECODE_SERVE,), "from the first token shown to the last", ()),
 )  # fmt: skip
 
 BY_NAME: Final = {kind.name: kind for kind in SPANS}

@@ -76,6 +76,7 @@ async def router_stack(
     prefill: SimSettings = PREFILL,
     decode: SimSettings = DECODE,
     further: Sequence[Service] = (),
+    traces: Traces = NO_TRACES,
     **options: object,
 ) -> AsyncIterator[RouterStack]:
     """Start all three services; `options` are settings of the router."""

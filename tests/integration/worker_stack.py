@@ -21,6 +21,7 @@ from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.worker import Role
 from splitwave.engine.sim import SimEngine, SimSettings, start_sim_group
 from splitwave.runtime.serve import serve
+from splitwave.runtime.tracing import OFF, Tracing
 from splitwave.wire.channel import CHANNEL_OPTIONS
 from splitwave.wire.prefill import (
     confirm_request,
@@ -37,6 +38,18 @@ PREFILL = SimSettings(role=Role.PREFILL, group_id="p", lease_ttl_s=10.0, ranks=2
 DECODE = SimSettings(role=Role.DECODE, group_id="d", ranks=2)
 PREFILL_CONFIG = PrefillConfig(engine="sim", drain_unready_s=0.0, drain_grace_s=5.0)
 DECODE_CONFIG = DecodeConfig(engine="sim", drain_unready_s=0.0, drain_grace_s=5.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traces:
+    """What each service does about traces."""
+
+    router: Tracing = OFF
+    prefill: Tracing = OFF
+    decode: Tracing = OFF
+
+
+NO_TRACES = Traces()
 
 
 def free_port() -> int:
@@ -192,6 +205,7 @@ async def stack(
     *,
     prefill_config: PrefillConfig = PREFILL_CONFIG,
     decode_config: DecodeConfig = DECODE_CONFIG,
+    traces: Traces = NO_TRACES,
 ) -> AsyncIterator[Stack]:
     """Start both workers as processes of their own would be: their engines share no fabric."""
     prefill_config = replace(prefill_config, listen=f"127.0.0.1:{free_port()}")
@@ -199,9 +213,9 @@ async def stack(
     prefill_engine = await start_sim_group(prefill)
     decode_engine = await start_sim_group(decode)
     clock = asyncio.get_running_loop().time
-    prefill_worker = PrefillWorker(prefill_engine, prefill_config, clock)
+    prefill_worker = PrefillWorker(prefill_engine, prefill_config, clock, traces.prefill)
     peers = GrpcPeers(confirm_timeout_s=2.0, release_timeout_s=2.0)
-    decode_worker = DecodeWorker(decode_engine, peers, decode_config, clock)
+    decode_worker = DecodeWorker(decode_engine, peers, decode_config, clock, traces.decode)
     async with (
         served(PrefillProgram(prefill_worker), prefill_config, prefill_engine) as first,
         served(DecodeProgram(decode_worker, peers), decode_config, decode_engine) as second,

@@ -1,0 +1,75 @@
+"""`splitwave trace REQUEST_ID`: where the time of a request went, from the files of its trace."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.cli.trace_tree import tree
+from splitwave.runtime.tracing_check import faults
+from splitwave.runtime.tracing_files import BadTraceFile, find_traces, read_spans
+
+DIR_DEFAULT = Path("traces")
+_PREFIXES = ("chatcmpl-", "cmpl-")
+"""What stands before the request's id in the answers of the HTTP API."""
+
+
+class TraceFailed(Exception):
+    """There is nothing to print. The message says why, and what to do."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's flags."""
+    parser.add_argument("id", nargs="?", help="id of a request (X-Request-Id), or of a trace")
+    parser.add_argument(
+        "--dir", type=Path, default=DIR_DEFAULT, metavar="DIR",
+        help=f"where the services write their spans (--trace-dir of `up`); default: {DIR_DEFAULT}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--check", action="store_true",
+        help="say instead whether every trace in the directory is whole",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print; 1 if there is nothing to print, or a trace is not whole."""
+    try:
+        lines = _check(arguments.dir) if arguments.check else _trees(arguments.id, arguments.dir)
+    except (TraceFailed, BadTraceFile) as error:
+        print(f"splitwave trace: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        fix = "give the services' --trace-dir with --dir"
+        print(f"splitwave trace: {arguments.dir}: {error.strerror}; {fix}", file=sys.stderr)
+        return 1
+    print("\n".join(lines))
+    return 0
+
+
+def _trees(wanted: str | None, directory: Path) -> Sequence[str]:
+    if not wanted:
+        raise TraceFailed("say which request: its id, or the id of its trace")
+    traces = find_traces(directory, wanted)
+    for prefix in _PREFIXES:
+        if not traces and wanted.startswith(prefix):
+            traces = find_traces(directory, wanted.removeprefix(prefix))
+    if not traces:
+        raise TraceFailed(
+            f"no span of {wanted!r} in {directory}: the request may not have been traced"
+            " (--trace-dir, sampling), or it ended less than a second ago"
+        )
+    ordered = sorted(traces.values(), key=lambda spans: min(span.began_ns for span in spans))
+    lines: list[str] = []
+    for spans in ordered:
+        lines += [*tree(spans), ""]
+    return lines[:-1]
+
+
+def _check(directory: Path) -> Sequence[str]:
+    spans = list(read_spans(directory))
+    found = faults(spans)
+    traces = len({span.trace_id for span in spans})
+    if found:
+        words = "\n".join(found)
+        raise TraceFailed(f"{len(found)} faults in {traces} traces of {directory}:\n{words}")
+    return [f"{traces} traces, {len(spans)} spans: all whole"]
