@@ -23,6 +23,11 @@ def grpc_stays_up() -> Iterator[None]:
     It is joined when the last of its objects goes, wherever that happens to be: inside a
     loop that is a blocking call, and not one of ours.
     """
-    grpc.aio.init_grpc_aio()
+    asyncio.run(_init_grpc())
     yield
     grpc.aio.shutdown_grpc_aio()
+
+
+async def _init_grpc() -> None:
+    """Within a loop: without one, gRPC fails once other tests have run in this process."""
+    grpc.aio.init_grpc_aio()
