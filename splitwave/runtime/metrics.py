@@ -140,6 +140,7 @@ def histogram(name: str, means: str) -> Family:
     return Family(name, Kind.HISTOGRAM, means)
 
 
+_VERSION = version("splitwave")  # Read now: it stands in a file.
 INFO = gauge("splitwave_process_info", "1; the labels say what runs.", "service", "version")
 READY = gauge("splitwave_process_ready", "1 while the process takes new work, else 0.")
 CPU = counter("splitwave_process_cpu_seconds", "CPU time of the process, engines excluded.")
@@ -150,7 +151,7 @@ PROCESS_FAMILIES = (INFO, READY, CPU, MEMORY)
 
 def process_families(service: str, *, ready: bool) -> Iterator[Metric]:
     """What every service exports of itself. Reads no file, so it cannot wait."""
-    yield INFO.by({(service, version("splitwave")): 1})
+    yield INFO.by({(service, _VERSION): 1})
     yield READY.of(ready)
     yield CPU.of(time.process_time())
     yield MEMORY.of(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -6,6 +6,7 @@ after it is an event of its own. Never a 200 for a failure, never an empty 200.
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -15,11 +16,18 @@ from aiohttp.typedefs import Handler
 
 from services.router import tracing
 from services.router.front_door import FrontDoor
+from services.router.openai import openapi
 from services.router.openai.answers import DONE, Form, Head, Streamed, Telling, Usage, Whole
 from services.router.openai.events import EventStream
 from services.router.openai.fields import GenerationBody
 from services.router.openai.orders import OrderBook
-from services.router.openai.schema import read_chat, read_completion
+from services.router.openai.schema import (
+    read_chat,
+    read_completion,
+    read_detokenize,
+    read_tokenize,
+)
+from services.router.openai.token_words import TokenWords
 from services.router.order import Order
 from services.router.status_page import add_routes
 from splitwave.core.errors import Reason, ServingError
@@ -27,6 +35,7 @@ from splitwave.wire.errors import HTTP_STATUS, openai_error_body, retry_after_he
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
 
+_log = logging.getLogger(__name__)
 _encode = msgspec.json.encode
 _OPERATIONS = {
     "/v1/completions": tracing.COMPLETIONS,
@@ -50,7 +59,11 @@ class OpenAI:
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.model)
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
         app.router.add_get("/health", self.health)
+        app.router.add_get("/ready", self.ready)
+        app.router.add_get("/openapi.json", self.openapi)
         add_routes(app, self._door)
         return app
 
@@ -94,10 +107,40 @@ class OpenAI:
             )
         return _json(_encode(_model(name, tokens)), 200)
 
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """POST /tokenize."""
+        body = read_tokenize(await request.read())
+        tokens = await self._orders.tokens(body)
+        words = TokenWords(self._door.tokenizer, as_ids=False)
+        longest = max(self._door.models().values(), default=None)
+        answer = {
+            "count": len(tokens),
+            "max_model_len": longest,
+            "tokens": tokens,
+            "token_strs": [words.word(x) for x in tokens] if body.return_token_strs else None,
+        }
+        return _json(_encode(answer), 200)
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """POST /detokenize."""
+        body = read_detokenize(await request.read())
+        self._door.check_model(body.model)
+        return _json(_encode({"prompt": self._door.decode(body.tokens)}), 200)
+
     async def health(self, _: web.Request) -> web.Response:
         """GET /health: 200 if a request could be served."""
-        ready = self._door.fleet.ready() and not self._door.admission.closed
-        return web.Response(status=200 if ready else 503)
+        return web.Response(status=200 if self._door.ready() else 503)
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """GET /ready: the same, and what it depends on."""
+        door = self._door
+        workers = {f"{role.value}_workers": n for role, n in door.fleet.usable().items()}
+        answer = {"ready": door.ready(), "draining": door.admission.closed, **workers}
+        return _json(_encode(answer), 200 if door.ready() else 503)
+
+    async def openapi(self, _: web.Request) -> web.Response:
+        """GET /openapi.json."""
+        return _json(openapi.document(), 200)
 
     async def _answer(
         self, request: web.Request, body: GenerationBody, orders: Sequence[Order], form: Form
@@ -171,6 +214,12 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as error:
         message = f"{request.method} {request.path}: {error.reason}"
         return _failure(ServingError(Reason.INVALID_REQUEST, message), error.status)
+    except ConnectionError:
+        raise  # The client has gone: nobody is there to be told.
+    except Exception:  # noqa: BLE001  # the edge: whatever fails is told as a failure
+        _log.exception("our bug", extra={"path": request.path})
+        ours = ServingError(Reason.INTERNAL, "the router failed; its log says why")
+        return _failure(ours, HTTP_STATUS[Reason.INTERNAL])
 
 
 def _failure(error: ServingError, status: int) -> web.Response:

@@ -5,8 +5,14 @@ from collections.abc import Mapping, Sequence
 from services.router.front_door import FrontDoor
 from services.router.openai.chat_form import ChatForm, ChatFormOptions
 from services.router.openai.completion_form import CompletionForm, CompletionOptions
-from services.router.openai.fields import given_or
-from services.router.openai.schema import ChatBody, CompletionBody, chat_options, conversation
+from services.router.openai.fields import given_or, invalid
+from services.router.openai.schema import (
+    ChatBody,
+    CompletionBody,
+    TokenizeBody,
+    chat_options,
+    conversation,
+)
 from services.router.order import Order
 from splitwave.core.generation import Sampling
 from splitwave.core.sampling_limits import SamplingLimits, check_prompt_logprobs
@@ -54,7 +60,7 @@ class OrderBook:
         door = self._door
         door.check_model(body.model)
         body.check_stream()
-        text = await door.chat_prompt(conversation(body), chat_options(body))
+        text = await door.chat_prompt(conversation(body.messages), chat_options(body))
         special = bool(body.add_special_tokens)  # The template has written them.
         token_ids = await door.prompt_ids(text, add_special_tokens=special)
         options = ChatFormOptions(
@@ -65,6 +71,18 @@ class OrderBook:
             prompt_token_ids=token_ids,
         )
         return self._order(body, headers, token_ids, 0), ChatForm(door.tokenizer, options)
+
+    async def tokens(self, body: TokenizeBody) -> list[int]:
+        """Token ids of a text or of a conversation."""
+        door = self._door
+        door.check_model(body.model)
+        if (body.prompt is None) is (body.messages is None):
+            raise invalid("prompt: give either a prompt or messages")
+        if body.messages is None:
+            special = given_or(body.add_special_tokens, True)
+            return await door.encode(body.prompt or "", special=special)
+        text = await door.chat_prompt(conversation(body.messages), chat_options(body))
+        return await door.encode(text, special=bool(body.add_special_tokens))
 
     def _echoed(self, body: CompletionBody, prompt: str | Sequence[int]) -> str:
         if not body.echo:

@@ -81,15 +81,6 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     audio: object = None
 
 
-class ConversationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A conversation and how the model's template puts it."""
-
-    messages: list[Message]
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, object] | None = None
-
-
 class ChatBody(GenerationBody, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
@@ -116,12 +107,32 @@ class ChatBody(GenerationBody, kw_only=True):
         )
 
 
-def conversation(body: ChatBody | ConversationBody) -> list[Mapping[str, object]]:
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /tokenize: a prompt, or messages."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /detokenize."""
+
+    model: str = ""
+    tokens: list[int]
+
+
+def conversation(messages: Sequence[Message]) -> list[Mapping[str, object]]:
     """Messages as templates expect them. Raises what names the message that is not served."""
-    return [_message(index, message) for index, message in enumerate(body.messages)]
+    return [_message(index, message) for index, message in enumerate(messages)]
 
 
-def chat_options(body: ChatBody | ConversationBody) -> ChatOptions:
+def chat_options(body: ChatBody | TokenizeBody) -> ChatOptions:
     """How the template puts them."""
     continues = bool(body.continue_final_message)
     return ChatOptions(
@@ -165,3 +176,5 @@ def _text(place: str, message: Message) -> str:
 
 read_completion = Reader(CompletionBody)
 read_chat = Reader(ChatBody)
+read_tokenize = Reader(TokenizeBody)
+read_detokenize = Reader(DetokenizeBody)
