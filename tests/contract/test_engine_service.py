@@ -5,7 +5,6 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from services.router.vllm_engine.sampling import (
-    choices_of,
     prompt_logprobs_of,
     prompt_of,
     read_sampling,
@@ -104,8 +103,7 @@ def test_nothing_said_is_what_vllm_makes_of_it() -> None:
 
     assert read == Sampling(max_tokens=100, eos_token_ids=(259,))
     assert text_options(pb.SamplingParams(), frozenset()).stop == ()
-    assert choices_of(pb.SamplingParams()) == 1
-    assert prompt_logprobs_of(pb.SamplingParams()) is None
+    assert prompt_logprobs_of(pb.SamplingParams(), 9) is None
 
 
 def test_every_sampling_field_arrives() -> None:
@@ -128,11 +126,11 @@ def test_every_sampling_field_arrives() -> None:
     )  # fmt: skip
     assert (text.stop, text.include_stop, text.skip_special_tokens) == (("a",), True, True)
     assert (text.min_tokens, text.stop_token_ids) == (2, frozenset({259}))
-    assert (choices_of(params), prompt_logprobs_of(params)) == (3, 2)
+    assert prompt_logprobs_of(params, 9) == 2
 
 
-def everything(params: pb.SamplingParams) -> tuple[int, int | None, Sampling]:
-    return choices_of(params), prompt_logprobs_of(params), read_sampling(params, (), LIMITS)
+def everything(params: pb.SamplingParams) -> tuple[int | None, Sampling]:
+    return prompt_logprobs_of(params, 9), read_sampling(params, (), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +142,6 @@ def everything(params: pb.SamplingParams) -> tuple[int, int | None, Sampling]:
         (pb.SamplingParams(top_p=1.5), "top_p: 1.5"),
         (pb.SamplingParams(logprobs=-1), "logprobs: -1"),
         (pb.SamplingParams(prompt_logprobs=-1), "prompt_logprobs: -1"),
-        (pb.SamplingParams(n=1000), "n: 1000"),
         (pb.SamplingParams(stop_token_ids=[260]), "stop_token_ids: token id 260"),
         (pb.SamplingParams(logit_bias={-1: 1.0}), "logit_bias: token id -1"),
     ],

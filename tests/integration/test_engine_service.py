@@ -174,9 +174,10 @@ async def test_a_caller_that_leaves_stops_the_computing(engine: Engine) -> None:
     ("request_", "reason", "message"),
     [
         (ask(stream=True, top_p=2.0), Reason.INVALID_REQUEST, "top_p: 2.0"),
+        (ask(stream=True, n=1000), Reason.INVALID_REQUEST, "n: 1000"),
         (ask(stream=False, json_object=True), Reason.UNSUPPORTED_FEATURE, "json_object: "),
     ],
-    ids=["bad", "unserved"],
+    ids=["bad", "choices", "unserved"],
 )
 async def test_a_refusal_has_code_reason_and_field(
     engine: Engine, request_: pb.GenerateRequest, reason: Reason, message: str

@@ -12,10 +12,13 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from services.router.order import CHOICES_MAX
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
-from splitwave.core.sampling_limits import LOGPROBS_MAX, SamplingLimits, check_sampling
+from splitwave.core.sampling_limits import (
+    SamplingLimits,
+    check_prompt_logprobs,
+    check_sampling,
+)
 from splitwave.text import TextOptions
 
 PACKAGE: Final = f"smg-grpc-proto {version('smg-grpc-proto')}"
@@ -83,23 +86,10 @@ def read_sampling(
     return sampling
 
 
-def choices_of(params: pb.SamplingParams) -> int:
-    """How many completions. Raises INVALID_REQUEST for too many."""
-    if params.n > CHOICES_MAX:
-        raise ServingError(
-            Reason.INVALID_REQUEST, f"n: {params.n} is more than {CHOICES_MAX}; ask for fewer"
-        )
-    return params.n or 1
-
-
-def prompt_logprobs_of(params: pb.SamplingParams) -> int | None:
+def prompt_logprobs_of(params: pb.SamplingParams, prompt_tokens: int) -> int | None:
     """Log probabilities of the prompt. Raises INVALID_REQUEST for more than are served."""
-    if not params.HasField("prompt_logprobs"):
-        return None
-    count = int(params.prompt_logprobs)
-    if not 0 <= count <= LOGPROBS_MAX:
-        message = f"prompt_logprobs: {count} is not in [0, {LOGPROBS_MAX}]; ask for fewer"
-        raise ServingError(Reason.INVALID_REQUEST, message)
+    count = int(params.prompt_logprobs) if params.HasField("prompt_logprobs") else None
+    check_prompt_logprobs(count, prompt_tokens)
     return count
 
 

@@ -6,7 +6,7 @@ engine: the split, its pools and its ranks stay behind the router.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import NoReturn, Protocol
@@ -16,14 +16,14 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
 
+from services.router import tracing
 from services.router.front_door import FrontDoor
-from services.router.order import Order
+from services.router.order import Order, check_choices
 from services.router.parts import Parts
 from services.router.vllm_engine.answers import Answers
 from services.router.vllm_engine.calls import Call, Calls
 from services.router.vllm_engine.model import EngineModel, TokenizerBundle
 from services.router.vllm_engine.sampling import (
-    choices_of,
     prompt_logprobs_of,
     prompt_of,
     read_sampling,
@@ -62,13 +62,17 @@ class VllmEngineServicer:
         self._began_s = time.monotonic()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        headers = _trace_headers(context)
         try:
-            with self._calls.abortable(request.request_id) as call:
-                order = await self._order(request, context)
-                if request.stream:
-                    await self._stream(order, call, context)
-                else:
-                    await self._whole(order, call, context)
+            with (
+                self._door.traced(tracing.VLLM_ENGINE, headers, request.request_id) as trace,
+                self._calls.abortable(request.request_id) as call,
+            ):
+                order = await self._order(request, context, headers)
+                serve = self._stream if request.stream else self._whole
+                await serve(order, call, context)
+                if call.aborted:
+                    trace.ended(Reason.CANCELLED.value, "aborted by the caller")
         except ServingError as error:
             await abort(context, error)
 
@@ -163,23 +167,26 @@ class VllmEngineServicer:
     ) -> NoReturn:
         await _unserved(context, "SubscribeKvEvents: KV blocks are the workers' own")
 
-    async def _order(self, request: pb.GenerateRequest, context: Context) -> Order:
+    async def _order(
+        self, request: pb.GenerateRequest, context: Context, headers: Mapping[str, str]
+    ) -> Order:
         refuse_unserved(request)
         door, params = self._door, request.sampling_params
         token_ids = await door.prompt_ids(prompt_of(request))
         limits = SamplingLimits(
             tokens_max=door.tokens_left(token_ids), vocab_size=door.tokenizer.vocab_size
         )
+        prompt_logprobs = prompt_logprobs_of(params, len(token_ids))
         sampling = read_sampling(params, door.eos_token_ids, limits)
         return Order(
             request_id=door.request_id(request.request_id),
             token_ids=token_ids,
             sampling=sampling,
             text=text_options(params, door.ending_ids(sampling)),
-            choices=choices_of(params),
-            prompt_logprobs=prompt_logprobs_of(params),
+            choices=check_choices(params.n or 1),
+            prompt_logprobs=prompt_logprobs,
             timeout_s=context.time_remaining(),
-            trace_headers=_trace_headers(context),
+            trace_headers=headers,
         )
 
     async def _stream(self, order: Order, call: Call, context: Context) -> None:
