@@ -5,6 +5,7 @@ Nothing else knows gRPC codes or HTTP statuses of failures.
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol
 
 import grpc
@@ -23,54 +24,50 @@ _PREFIX: Final = "ERROR_REASON_"
 
 _Code = grpc.StatusCode
 
-CODE: Final[dict[Reason, grpc.StatusCode]] = {
-    Reason.INVALID_REQUEST: _Code.INVALID_ARGUMENT,
-    Reason.UNSUPPORTED_FEATURE: _Code.UNIMPLEMENTED,
-    Reason.MODEL_NOT_FOUND: _Code.NOT_FOUND,
-    Reason.DEADLINE_REQUIRED: _Code.INVALID_ARGUMENT,
-    Reason.OVERLOADED: _Code.RESOURCE_EXHAUSTED,
-    Reason.KV_CAPACITY_EXHAUSTED: _Code.RESOURCE_EXHAUSTED,
-    Reason.GRANT_UNKNOWN: _Code.FAILED_PRECONDITION,
-    Reason.POOL_UNAVAILABLE: _Code.UNAVAILABLE,
-    Reason.WORKER_DRAINING: _Code.UNAVAILABLE,
-    Reason.WORKER_LOST: _Code.UNAVAILABLE,
-    Reason.EPOCH_MISMATCH: _Code.FAILED_PRECONDITION,
-    Reason.HANDOFF_EXPIRED: _Code.FAILED_PRECONDITION,
-    Reason.HANDOFF_FAILED: _Code.FAILED_PRECONDITION,
-    Reason.KV_LAYOUT_MISMATCH: _Code.FAILED_PRECONDITION,
-    Reason.PREEMPTED: _Code.UNAVAILABLE,
-    Reason.DEADLINE_EXCEEDED: _Code.DEADLINE_EXCEEDED,
-    Reason.STALLED: _Code.DEADLINE_EXCEEDED,
-    Reason.CANCELLED: _Code.CANCELLED,
-    Reason.REQUEST_QUARANTINED: _Code.ABORTED,
-    Reason.RESUME_BUDGET_EXHAUSTED: _Code.UNAVAILABLE,
-    Reason.INTERNAL: _Code.INTERNAL,
-}
-"""The gRPC code of each reason."""
 
-HTTP_STATUS: Final[dict[Reason, int]] = {
-    Reason.INVALID_REQUEST: 400,
-    Reason.UNSUPPORTED_FEATURE: 400,  # OpenAI's clients would repeat a 501.
-    Reason.MODEL_NOT_FOUND: 404,
-    Reason.DEADLINE_REQUIRED: 400,
-    Reason.OVERLOADED: 429,
-    Reason.KV_CAPACITY_EXHAUSTED: 429,
-    Reason.GRANT_UNKNOWN: 503,
-    Reason.POOL_UNAVAILABLE: 503,
-    Reason.WORKER_DRAINING: 503,
-    Reason.WORKER_LOST: 503,
-    Reason.EPOCH_MISMATCH: 503,
-    Reason.HANDOFF_EXPIRED: 503,
-    Reason.HANDOFF_FAILED: 503,
-    Reason.KV_LAYOUT_MISMATCH: 503,
-    Reason.PREEMPTED: 503,
-    Reason.DEADLINE_EXCEEDED: 504,
-    Reason.STALLED: 504,
-    Reason.CANCELLED: 499,
-    Reason.REQUEST_QUARANTINED: 500,
-    Reason.RESUME_BUDGET_EXHAUSTED: 503,
-    Reason.INTERNAL: 500,
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a client is told of one reason."""
+
+    code: grpc.StatusCode
+    http_status: int
+    do: str
+    """What the client should do; for docs/errors.md."""
+
+
+_LATER = "try again later, as Retry-After and RetryInfo say"
+_ELSEWHERE = "try again: every attempt that the router had for it failed so"
+_FIX = "correct the request as the message says"
+
+TOLD: Final[dict[Reason, Told]] = {
+    Reason.INVALID_REQUEST: Told(_Code.INVALID_ARGUMENT, 400, _FIX),
+    # OpenAI's clients would repeat a 501.
+    Reason.UNSUPPORTED_FEATURE: Told(_Code.UNIMPLEMENTED, 400, "leave out what the message names"),
+    Reason.MODEL_NOT_FOUND: Told(_Code.NOT_FOUND, 404, "use a model that /v1/models lists"),
+    Reason.DEADLINE_REQUIRED: Told(_Code.INVALID_ARGUMENT, 400, "set a deadline"),
+    Reason.OVERLOADED: Told(_Code.RESOURCE_EXHAUSTED, 429, _LATER),
+    Reason.KV_CAPACITY_EXHAUSTED: Told(_Code.RESOURCE_EXHAUSTED, 429, _LATER),
+    Reason.GRANT_UNKNOWN: Told(_Code.FAILED_PRECONDITION, 503, _ELSEWHERE),
+    Reason.POOL_UNAVAILABLE: Told(_Code.UNAVAILABLE, 503, _LATER),
+    Reason.WORKER_DRAINING: Told(_Code.UNAVAILABLE, 503, "try again at another router"),
+    Reason.WORKER_LOST: Told(_Code.UNAVAILABLE, 503, _ELSEWHERE),
+    Reason.EPOCH_MISMATCH: Told(_Code.FAILED_PRECONDITION, 503, _ELSEWHERE),
+    Reason.HANDOFF_EXPIRED: Told(_Code.FAILED_PRECONDITION, 503, _ELSEWHERE),
+    Reason.HANDOFF_FAILED: Told(_Code.FAILED_PRECONDITION, 503, _ELSEWHERE),
+    Reason.KV_LAYOUT_MISMATCH: Told(_Code.FAILED_PRECONDITION, 503, "tell the operator"),
+    Reason.PREEMPTED: Told(_Code.UNAVAILABLE, 503, _ELSEWHERE),
+    Reason.DEADLINE_EXCEEDED: Told(_Code.DEADLINE_EXCEEDED, 504, "give it more time, or ask less"),
+    Reason.STALLED: Told(_Code.DEADLINE_EXCEEDED, 504, "try again"),
+    Reason.CANCELLED: Told(_Code.CANCELLED, 499, "nothing: it left"),
+    Reason.REQUEST_QUARANTINED: Told(_Code.ABORTED, 500, "do not repeat: workers died of it"),
+    Reason.RESUME_BUDGET_EXHAUSTED: Told(_Code.UNAVAILABLE, 503, _LATER),
+    Reason.INTERNAL: Told(_Code.INTERNAL, 500, "report it: our bug"),
 }
+"""The truth about each reason, before the first byte and after it. docs/errors.md shows it."""
+
+CODE: Final[dict[Reason, grpc.StatusCode]] = {reason: told.code for reason, told in TOLD.items()}
+"""The gRPC code of each reason."""
+HTTP_STATUS: Final[dict[Reason, int]] = {reason: told.http_status for reason, told in TOLD.items()}
 """The HTTP status of each reason."""
 
 _INFERRED: Final[dict[grpc.StatusCode, Reason]] = {
@@ -158,18 +155,23 @@ def openai_error_body(error: ServingError) -> dict[str, dict[str, str | None]]:
     bad request begins with, as in "top_p: 2 is not in (0, 1]".
     """
     status = HTTP_STATUS[error.reason]
-    kind = "server_error"
-    if status < 500:
-        kind = "rate_limit_error" if status == 429 else "invalid_request_error"
     named = re.match(r"([A-Za-z_][\w.\[\]]*): ", error.message) if status == 400 else None
     return {
         "error": {
             "message": error.message,
-            "type": kind,
+            "type": openai_type(error.reason),
             "param": named[1] if named else None,
             "code": error.reason.value,
         }
     }
+
+
+def openai_type(reason: Reason) -> str:
+    """OpenAI's kind of error."""
+    status = HTTP_STATUS[reason]
+    if status >= 500:
+        return "server_error"
+    return "rate_limit_error" if status == 429 else "invalid_request_error"
 
 
 def retry_after_header(error: ServingError) -> dict[str, str]:

@@ -1,0 +1,103 @@
+"""Write the parts of the documents that code knows better than people.
+
+Each stands between two markers; `make gen` renews them, and a test finds a stale one.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from services.router import parity
+from services.router.openai import openapi
+from services.router.openai.reading import UNSUPPORTED
+from splitwave.core.errors import Reason
+from splitwave.wire.errors import TOLD, openai_type
+
+ROOT = Path(__file__).parents[1]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def errors() -> str:
+    """The truth table of failures."""
+    head = ["reason", "gRPC", "HTTP", "`error.type`", "the router before it says so", "the client"]
+    rows = [
+        [
+            f"`{reason.name}`",
+            TOLD[reason].code.name,
+            str(TOLD[reason].http_status),
+            openai_type(reason),
+            _router_does(reason),
+            TOLD[reason].do,
+        ]
+        for reason in Reason
+    ]
+    return table(head, rows)
+
+
+def _router_does(reason: Reason) -> str:
+    if reason is Reason.OVERLOADED:
+        return "asks the other workers"
+    if reason.worker_elsewhere:
+        return "goes on at another worker"
+    return "prefills again, and goes on" if reason.resumable else "nothing"
+
+
+def routes() -> str:
+    """The routes of the HTTP API and what they are over gRPC."""
+    head = ["HTTP", "", "gRPC"]
+    rows = [
+        [f"`{x.method.upper()} {x.path}`", x.summary, parity.ROUTES[x.path]] for x in openapi.ROUTES
+    ]
+    return table(head, rows)
+
+
+def fields() -> str:
+    """The fields of requests over HTTP and over gRPC."""
+    head = ["HTTP", "completions", "chats", "gRPC `GenerateRequest`"]
+    rows = []
+    for name in sorted({*parity.COMPLETIONS, *parity.CHATS}):
+        there = [name in fields for fields in (parity.COMPLETIONS, parity.CHATS)]
+        told = parity.COMPLETIONS.get(name) or parity.CHATS[name]
+        rows.append([f"`{name}`", *("yes" if x else "" for x in there), told])
+    return table(head, rows)
+
+
+def unsupported() -> str:
+    """Fields that are known and refused."""
+    return table(["field", "why"], [[f"`{name}`", why] for name, (why, _) in UNSUPPORTED.items()])
+
+
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/errors.md": {"errors": errors},
+    "docs/api.md": {"routes": routes, "fields": fields, "unsupported": unsupported},
+}
+"""By document and marker."""
+
+
+def filled(document: str) -> str:
+    """A document with its tables as they are now. Raises ValueError if a marker is missing."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for name, make in TABLES[document].items():
+        begin, end = f"<!-- generated: {name} -->\n", f"<!-- end: {name} -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(f"{document}: has no lines `{begin.strip()}` and `{end}`; add them")
+        text = f"{before}{begin}{make()}\n{end}{after}"
+    return text
+
+
+def main() -> int:
+    """Renew every document."""
+    for document in TABLES:
+        (ROOT / document).write_text(filled(document), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

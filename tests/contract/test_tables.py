@@ -1,0 +1,96 @@
+"""The documents' tables are those that code makes, and the two APIs have the same features."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+from scripts import tables
+from services.router import parity
+from services.router.openai import openapi
+from services.router.openai.reading import UNSUPPORTED
+from services.router.openai.schema import ChatBody, CompletionBody, Message
+from splitwave.core.errors import Reason
+from splitwave.v1alpha1 import generate_service_pb2
+from splitwave.wire.errors import TOLD
+
+REQUEST = generate_service_pb2.GenerateRequest.DESCRIPTOR
+NESTED = {"sampling", "chat", "messages"}
+"""Messages whose fields are told one by one."""
+
+
+@pytest.mark.parametrize("document", tables.TABLES)
+def test_a_documents_tables_are_fresh(document: str) -> None:
+    text = (tables.ROOT / document).read_text(encoding="utf-8")
+
+    assert text == tables.filled(document), f"{document} is stale: run `make gen`"
+
+
+def test_a_stale_table_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (tables.ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    (tmp_path / "docs").mkdir()
+    stale = tmp_path / "docs/errors.md"
+    stale.write_text(text.replace("| 429 |", "| 503 |"), encoding="utf-8")
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+
+    assert tables.filled("docs/errors.md") == text != stale.read_text(encoding="utf-8")
+
+
+def test_a_document_without_its_markers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/errors.md").write_text("# Errors\n")
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+
+    with pytest.raises(ValueError, match=r"docs/errors.md: has no lines"):
+        tables.filled("docs/errors.md")
+
+
+def test_every_reason_is_told() -> None:
+    assert set(TOLD) == set(Reason)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "body"), [(parity.COMPLETIONS, CompletionBody), (parity.CHATS, ChatBody)]
+)
+def test_every_field_over_http_has_its_place_over_grpc(
+    mapping: Mapping[str, str], body: type[CompletionBody | ChatBody]
+) -> None:
+    assert {name for name in mapping if "." not in name} == set(body.__struct_fields__)
+
+
+def test_every_field_over_grpc_has_its_place_over_http() -> None:
+    told = " ".join([*parity.COMPLETIONS.values(), *parity.CHATS.values(), *parity.FILLED_IN])
+
+    untold = [name for name in fields(REQUEST) if name not in told]
+
+    assert untold == []
+
+
+def fields(message: Descriptor, prefix: str = "") -> Iterator[str]:
+    """Dotted names of a message's fields."""
+    for field in message.fields:
+        inner = field.message_type
+        if inner is not None and field.name in NESTED:
+            yield from fields(inner, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def test_what_a_messages_text_needs_goes_over_grpc_and_the_rest_is_refused() -> None:
+    told = {name.removeprefix("messages.") for name in parity.CHATS if "." in name}
+    refused = {"refusal", "tool_call_id", "tool_calls", "function_call", "annotations", "audio"}
+
+    assert told | refused == set(Message.__struct_fields__)
+
+
+def test_every_route_has_its_rpc() -> None:
+    assert {route.path for route in openapi.ROUTES} == set(parity.ROUTES)
+
+
+def test_no_field_is_both_served_and_refused() -> None:
+    served = {*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__}
+
+    assert served & UNSUPPORTED.keys() == set()
