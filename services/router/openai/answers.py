@@ -77,20 +77,24 @@ class Telling:
 class Usage:
     """Counts the tokens of an answer: prompts once, all of their choices."""
 
-    def __init__(self, prompts_tokens: Sequence[int], choices: int) -> None:
-        """`choices`: completions of each prompt."""
+    def __init__(
+        self, prompts_tokens: Sequence[int], choices: int, *, scored_only: bool = False
+    ) -> None:
+        """`choices`: completions of each prompt; `scored_only`: which are not shown."""
         self._prompts_tokens, self._choices = prompts_tokens, choices
+        self._scored_only = scored_only
 
     def of_choice(self, choice: int, completion_tokens: int) -> Fields:
         """One choice so far."""
-        return _usage(self._prompts_tokens[choice // self._choices], completion_tokens)
+        shown = 0 if self._scored_only else completion_tokens
+        return _usage(self._prompts_tokens[choice // self._choices], shown)
 
     def of_all(self, endings: Mapping[int, Ending]) -> Fields:
         """A whole answer."""
         firsts = range(0, len(self._prompts_tokens) * self._choices, self._choices)
         cached = sum(endings[choice].trail.cached_tokens for choice in firsts)
-        completion_tokens = sum(ending.completion_tokens for ending in endings.values())
-        usage = _usage(sum(self._prompts_tokens), completion_tokens)
+        made = sum(ending.completion_tokens for ending in endings.values())
+        usage = _usage(sum(self._prompts_tokens), 0 if self._scored_only else made)
         return {**usage, "prompt_tokens_details": {"cached_tokens": cached}}
 
 

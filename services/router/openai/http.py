@@ -22,6 +22,7 @@ from services.router.openai.events import EventStream
 from services.router.openai.fields import GenerationBody
 from services.router.openai.orders import OrderBook
 from services.router.openai.schema import (
+    CompletionBody,
     read_chat,
     read_completion,
     read_detokenize,
@@ -152,7 +153,9 @@ class OpenAI:
             created_s=int(time.time()),
             model=self._door.settings.model,
         )
-        usage = Usage([len(order.token_ids) for order in orders], body.choices)
+        scored_only = isinstance(body, CompletionBody) and body.scored_only
+        prompts_tokens = [len(order.token_ids) for order in orders]
+        usage = Usage(prompts_tokens, body.choices, scored_only=scored_only)
         if not body.streams:
             whole = Whole(head, form, usage)
             await self._door.complete(orders, whole)

@@ -27,6 +27,7 @@ def model_of(settings: SimSettings) -> SimModel:
         seed=settings.model_seed,
         eos_rate=settings.eos_rate,
         length_max_tokens=settings.model_len_max_tokens,
+        recites=settings.recites,
     )
 
 

@@ -120,6 +120,8 @@ class SimSettings:
     """Prefill: seconds that a finished prompt's blocks are held."""
     eos_rate: float = 0.0
     """Share of positions at which the model samples its end-of-sequence token, 0 to 1."""
+    recites: bytes = b""
+    """What the model says over and over, by position: text that spans tokens. Empty: made up."""
     time_scale: float = 1.0
     """Seconds of the loop's clock for one simulated second, the lease's included."""
     faults: SimFaults = field(default_factory=SimFaults)

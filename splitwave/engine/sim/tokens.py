@@ -66,6 +66,8 @@ class SimModel:
     seed: int = 0
     eos_rate: float = 0.0
     length_max_tokens: int = 4096
+    recites: bytes = b""
+    """What it says over and over, by position, whatever it is asked; empty: made-up text."""
 
     @property
     def empty_state(self) -> int:
@@ -116,6 +118,7 @@ class Continuation:
         "_min_tokens",
         "_per_token",
         "_rank_count",
+        "_recites",
         "_salt",
         "finish",
         "length",
@@ -139,6 +142,7 @@ class Continuation:
         self._made_max = min(sampling.max_tokens, model.length_max_tokens - length)
         self._eos_below = int(model.eos_rate * _EOS_SCALE)
         self._logprobs = sampling.logprobs
+        self._recites = model.recites
         self._rank_count = _RANKS_SAMPLED if sampling.temperature else 1
         self._salt = _salt(sampling)
         self._per_token = 0x2545_F491_4F6C_DD1D if _keeps_state(sampling) else 0
@@ -174,6 +178,8 @@ class Continuation:
         self._bits = bits ^ (bits >> 29)
         if self._bits & (_EOS_SCALE - 1) < self._eos_below:
             return EOS_TOKEN_ID
+        if self._recites:
+            return self._recites[self.length % len(self._recites)]
         return ALPHABET[(self._bits >> 40) % len(ALPHABET)]
 
     def _sample_inside(self) -> int:
