@@ -1,15 +1,16 @@
 """`splitwave demo`: the main job from nothing: model, stack, a question by HTTP and gRPC, stop."""
 
-import argparse
 import asyncio
 import http.client
 import json
 import resource
 import sys
 import time
+from collections.abc import Sequence
 
 from services.cli.stack import Stack, StackFailed, channel, running
-from services.cli.up import add_stack_arguments, make_plan, reporter
+from services.cli.stack_config import StackConfig
+from services.cli.up import make_plan, reporter, with_config
 from splitwave import demo_model
 from splitwave.core.errors import ServingError
 from splitwave.core.generation import Sampling
@@ -26,16 +27,15 @@ class DemoFailed(Exception):
     """An answer is not what the model says."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The stack's flags."""
-    add_stack_arguments(parser)
-
-
-def run(arguments: argparse.Namespace) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Print the answers and `demo: ok`; 1 with the reason otherwise."""
+    return with_config(arguments, "demo", _run)
+
+
+def _run(config: StackConfig) -> int:
     began_s = time.monotonic()
     try:
-        asyncio.run(_demo(arguments))
+        asyncio.run(_demo(config))
     except (StackFailed, ServingError, DemoFailed, demo_model.DemoModelError) as error:
         print(f"demo: failed: {error}", file=sys.stderr)
         return 1
@@ -48,9 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _demo(arguments: argparse.Namespace) -> None:
+async def _demo(config: StackConfig) -> None:
     report = reporter()
-    plan = await asyncio.to_thread(make_plan, arguments, report)
+    plan = await asyncio.to_thread(make_plan, config, report)
     async with running(plan, report) as stack:
         await stack.ready(READY_TIMEOUT_S)
         print(f"question: {QUESTION}")

@@ -8,19 +8,37 @@ from importlib.metadata import version
 
 COMMANDS = {
     "up": ("services.cli.up", "start a local stack: prefill, decode and router"),
+    "status": ("services.cli.status", "show a running stack: pools, groups, ranks"),
+    "chat": ("services.cli.chat", "talk to a running router, over HTTP"),
     "generate": ("services.cli.generate", "ask a running router for a completion, over gRPC"),
     "trace": ("services.cli.trace", "print where the time of a request went, from its trace"),
+    "drain": ("services.cli.drain", "stop a worker's intake and let it finish"),
     "demo": ("services.cli.demo", "start the local stack, ask it, stop it"),
     "demo-model": ("splitwave.demo_model.command", "build the embedded default model"),
-    "router": ("services.cli.service", "run one router"),
-    "prefill": ("services.cli.service", "run one prefill worker"),
-    "decode": ("services.cli.service", "run one decode worker"),
+    "router": ("services.router.main", "run one router"),
+    "prefill": ("services.prefill.main", "run one prefill worker"),
+    "decode": ("services.decode.main", "run one decode worker"),
 }
+
+READ_THEIR_OWN = frozenset({"up", "demo", "router", "prefill", "decode"})
+"""Commands with settings from flags, environment and file: their `main` takes the words."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: 0 well, 1 failed, 2 wrong usage, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if words and words[0] in READ_THEIR_OWN:
+            module_name, _ = COMMANDS[words[0]]
+            code: int = importlib.import_module(module_name).main(words[1:])
+        else:
+            code = _run(words)
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _run(words: list[str]) -> int:
     name = next((word for word in words if not word.startswith("-")), "")
     parser = argparse.ArgumentParser(
         prog="splitwave",
@@ -29,16 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"splitwave {version('splitwave')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command, (module_name, what) in COMMANDS.items():
-        subparser = subparsers.add_parser(command, help=what, description=f"{what}.", add_help=True)
-        if command == name:
+        subparser = subparsers.add_parser(command, help=what, description=f"{what}.")
+        if command == name and command not in READ_THEIR_OWN:
             module = importlib.import_module(module_name)
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
     parsed = parser.parse_args(words)
-    try:
-        code: int = parsed.run(parsed)
-    except KeyboardInterrupt:
-        return 130
+    if parsed.command in READ_THEIR_OWN:
+        parser.error(f"write the command first: splitwave {parsed.command} ...")
+    code: int = parsed.run(parsed)
     return code
 
 

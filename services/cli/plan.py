@@ -12,6 +12,9 @@ BASE_BYTES = 600 * 2**20
 """Memory of one engine process beside weights and KV cache (torch and vLLM, mostly)."""
 KV_BYTES = {"vllm": 256 * 2**20, "sim": 0}
 
+ROLES = ("prefill", "decode")
+"""The workers, in the order of their start."""
+
 DRAIN_FLAGS = ("--drain-unready-s", "0", "--drain-grace-s", "5")
 """The supervisor stops the router first, so nobody has to notice that a worker stops."""
 
@@ -46,6 +49,8 @@ class Plan:
     prefill_settings: Mapping[str, str] = field(default_factory=dict)
     """More settings of the prefill group's engines, by name."""
     decode_settings: Mapping[str, str] = field(default_factory=dict)
+    metrics_port: int = 0
+    """/metrics of the prefill worker, and of decode one above; 0: none."""
     worker_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """More flags of a program, by its name: prefill, decode, router."""
     environment_more: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +93,10 @@ class Plan:
             "--prefill-port": f"127.0.0.1:{self.prefill_port}",
             "--decode-port": f"127.0.0.1:{self.decode_port}",
         }
+        if self.metrics_port:
+            for index, role in enumerate(ROLES):
+                flag = f"--metrics-port ({role})"
+                addresses[flag] = f"127.0.0.1:{self.metrics_port + index}"
         if self.engine == "vllm":
             for rank in range(self.prefill_ranks + self.decode_ranks):
                 flag = "--side-channel-port" if rank == 0 else f"--side-channel-port (+{rank})"
@@ -107,10 +116,20 @@ class Plan:
 
     def router_command(self) -> list[str]:
         """How the router is started."""
-        addresses = self.worker_addresses
         return [
             *(sys.executable, "-m", "services.cli.tether"),
             *(sys.executable, "-m", "services.router"),
+            *self.program_flags("router"),
+        ]
+
+    def program_flags(self, name: str) -> tuple[str, ...]:
+        """The flags of one program: router, prefill or decode."""
+        own = self._router_flags() if name == "router" else self._worker_flags(name)
+        return (*own, *self.worker_flags.get(name, ()))
+
+    def _router_flags(self) -> list[str]:
+        addresses = self.worker_addresses
+        return [
             *("--listen", self.router_grpc),
             *("--http-listen", self.router_http),
             *("--prefill", addresses["prefill"]),
@@ -119,15 +138,21 @@ class Plan:
             *("--model", self.served_model),
             *DRAIN_FLAGS,
             *self.trace_flags,
-            *self.worker_flags.get("router", ()),
         ]
 
     def forked_workers(self) -> tuple[ForkedWorker, ...]:
         """The workers, in the order of their start."""
-        return (self._worker("prefill"), self._worker("decode"))
+        return tuple(self._worker(role) for role in ROLES)
 
     def _worker(self, role: str) -> ForkedWorker:
-        settings = self._engine_settings(role)
+        return ForkedWorker(
+            name=role,
+            module=f"services.{role}.main",
+            arguments=self.program_flags(role),
+            log_path=str(self.log_path(role)),
+        )
+
+    def _worker_flags(self, role: str) -> list[str]:
         flags = [
             *("--listen", self.worker_addresses[role]),
             *("--worker-id", f"{role}-0"),
@@ -139,14 +164,12 @@ class Plan:
         ]
         if self.engine == "vllm":
             flags += ["--model-path", str(self.model_path)]
-        for name, value in settings.items():
+        if self.metrics_port:
+            port = self.metrics_port + ROLES.index(role)
+            flags += ["--metrics-listen", f"127.0.0.1:{port}"]
+        for name, value in self._engine_settings(role).items():
             flags += ["--engine-settings", f"{name}={value}"]
-        return ForkedWorker(
-            name=role,
-            module=f"services.{role}.main",
-            arguments=(*flags, *self.worker_flags.get(role, ())),
-            log_path=str(self.log_path(role)),
-        )
+        return flags
 
     def _engine_settings(self, role: str) -> dict[str, str]:
         ranks = self.prefill_ranks if role == "prefill" else self.decode_ranks

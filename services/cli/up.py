@@ -1,77 +1,60 @@
 """`splitwave up`: a local stack from one command, until Ctrl-C or the first failure."""
 
-import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from services.cli.plan import Plan, read_experts
 from services.cli.stack import Stack, StackFailed, running
+from services.cli.stack_config import StackConfig, whole_stack_toml
 from splitwave import demo_model
+from splitwave.runtime.config import EXIT_BAD_CONFIG, ConfigError, load, wants_print
 
-READY_TIMEOUT_S = 600.0
 BUILT_IN = {"demo": demo_model.Variant.IDENTICAL, "tiny": demo_model.Variant.TINY}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags."""
-    add_stack_arguments(parser)
-    parser.add_argument(
-        "--ready-timeout", type=float, default=READY_TIMEOUT_S, metavar="SECONDS",
-        help="give up if the stack is not ready by then",
-    )  # fmt: skip
+def main(arguments: Sequence[str]) -> int:
+    """Start, say where it listens, wait; 1 if something failed, 2 for settings that cannot work."""
+    return with_config(arguments, "up", _run)
 
 
-def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that describe a stack, shared with `splitwave demo`."""
-    parser.add_argument(
-        "--model", default="demo",
-        help="demo (the embedded default), tiny (random, starts fast), or a model directory",
-    )  # fmt: skip
-    parser.add_argument("--served-model", help="name that clients ask for; default: from --model")
-    parser.add_argument("--engine", choices=("vllm", "sim"), default="vllm")
-    parser.add_argument("--prefill-ranks", type=int, default=1, help="data-parallel ranks")
-    parser.add_argument("--decode-ranks", type=int, default=2, help="data-parallel ranks")
-    parser.add_argument("--grpc-port", type=int, default=8090)
-    parser.add_argument("--http-port", type=int, default=8080)
-    parser.add_argument("--prefill-port", type=int, default=8091)
-    parser.add_argument("--decode-port", type=int, default=8092)
-    parser.add_argument("--side-channel-port", type=int, default=8100, help="first of one a rank")
-    parser.add_argument("--run-dir", type=Path, help="logs go here; default: a temporary directory")
-    parser.add_argument(
-        "--trace-dir", type=Path, metavar="DIR",
-        help="trace requests into files there, for `splitwave trace`; default: no traces",
-    )  # fmt: skip
-    for role in ("prefill", "decode"):
-        parser.add_argument(
-            f"--{role}-setting", action="append", default=[], metavar="NAME=VALUE",
-            help=f"a setting of the {role} group's engines; may be repeated",
-        )  # fmt: skip
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Start, say where it listens, wait; 1 if something failed."""
+def with_config(arguments: Sequence[str], command: str, then: Callable[[StackConfig], int]) -> int:
+    """Read the settings, print them if asked to, else go on with them; returns the exit code."""
     try:
-        return asyncio.run(_up(arguments))
+        config, sources = load(StackConfig, command, arguments, os.environ)
+        if wants_print(arguments):
+            run_dir = Path(config.run_dir or f"{tempfile.gettempdir()}/splitwave")
+            print(whole_stack_toml(config, sources, plan_of(config, run_dir)), end="")
+            return 0
+    except ConfigError as error:
+        print(f"splitwave {command}: {error}", file=sys.stderr)
+        return EXIT_BAD_CONFIG
+    return then(config)
+
+
+def _run(config: StackConfig) -> int:
+    try:
+        return asyncio.run(_up(config))
     except (StackFailed, demo_model.DemoModelError) as error:
         print(f"\nsplitwave up: {error}", file=sys.stderr)
         return 1
 
 
-async def _up(arguments: argparse.Namespace) -> int:
+async def _up(config: StackConfig) -> int:
     report = reporter()
-    plan = await asyncio.to_thread(make_plan, arguments, report)
+    plan = await asyncio.to_thread(make_plan, config, report)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with running(plan, report) as stack:
-        if not await _or_stop(stack.ready(arguments.ready_timeout), stop):
+        if not await _or_stop(stack.ready(config.ready_timeout_s), stop):
             return 130
         print(banner(plan), flush=True)
         await _or_stop(_until_failure(stack), stop)
@@ -113,35 +96,42 @@ def reporter() -> Callable[[str, str], None]:
     return report
 
 
-def make_plan(arguments: argparse.Namespace, report: Callable[[str, str], None]) -> Plan:
-    """The stack that the flags describe; builds the embedded model if it is asked for."""
-    if arguments.model in BUILT_IN:
-        model_path = build_model(arguments.model, report)
+def make_plan(config: StackConfig, report: Callable[[str, str], None]) -> Plan:
+    """The stack that the settings describe; builds the embedded model if it is asked for."""
+    if config.model in BUILT_IN:
+        build_model(config.model, report)
+    elif not (Path(config.model) / "config.json").is_file():
+        why = f"{config.model} has no config.json; give a model directory, `demo` or `tiny`"
+        raise StackFailed("--model", why)
+    return plan_of(config, Path(config.run_dir or tempfile.mkdtemp(prefix="splitwave-")))
+
+
+def plan_of(config: StackConfig, run_dir: Path) -> Plan:
+    """The same for a model and a directory that need not be there yet."""
+    if config.model in BUILT_IN:
+        options = demo_model.DemoModelOptions(variant=BUILT_IN[config.model])
+        model_path, experts = demo_model.default_dir(options.variant), options.expert_count
     else:
-        model_path = Path(arguments.model).resolve()
-        if not (model_path / "config.json").is_file():
-            why = f"{model_path} has no config.json; give a model directory, `demo` or `tiny`"
-            raise StackFailed("--model", why)
-    settings = {
-        role: _pairs(f"--{role}-setting", getattr(arguments, f"{role}_setting"))
-        for role in ("prefill", "decode")
-    }
+        model_path = Path(config.model).resolve()
+        experts = read_experts(model_path)
     return Plan(
         model_path=model_path,
-        served_model=arguments.served_model or model_path.name,
-        run_dir=arguments.run_dir or Path(tempfile.mkdtemp(prefix="splitwave-")),
-        trace_dir=arguments.trace_dir and arguments.trace_dir.resolve(),
-        engine=arguments.engine,
-        prefill_ranks=arguments.prefill_ranks,
-        decode_ranks=arguments.decode_ranks,
-        experts=read_experts(model_path),
-        grpc_port=arguments.grpc_port,
-        http_port=arguments.http_port,
-        prefill_port=arguments.prefill_port,
-        decode_port=arguments.decode_port,
-        side_channel_port=arguments.side_channel_port,
-        prefill_settings=settings["prefill"],
-        decode_settings=settings["decode"],
+        served_model=config.served_model or model_path.name,
+        run_dir=run_dir,
+        trace_dir=Path(config.trace_dir).resolve() if config.trace_dir else None,
+        engine=config.engine,
+        prefill_ranks=config.prefill_ranks,
+        decode_ranks=config.decode_ranks,
+        experts=experts,
+        grpc_port=config.grpc_port,
+        http_port=config.http_port,
+        prefill_port=config.prefill_port,
+        decode_port=config.decode_port,
+        side_channel_port=config.side_channel_port,
+        metrics_port=config.metrics_port,
+        prefill_settings=config.prefill_setting,
+        decode_settings=config.decode_setting,
+        worker_flags=config.program_flags(),
     )
 
 
@@ -162,15 +152,7 @@ def banner(plan: Plan) -> str:
         f"  curl http://{plan.router_http}/v1/completions"
         f" -H 'Content-Type: application/json' -d '{body}'\n"
         f"  splitwave generate --address {plan.router_grpc} 'Hello'\n"
+        f"  splitwave chat --address {plan.router_http}\n"
+        f"status: http://{plan.router_http}/, or splitwave status --router {plan.router_http}\n"
         "Ctrl-C stops it."
     )
-
-
-def _pairs(flag: str, words: list[str]) -> dict[str, str]:
-    pairs = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not name or not equals:
-            raise StackFailed(flag, f"{word!r} is not NAME=VALUE")
-        pairs[name] = value
-    return pairs

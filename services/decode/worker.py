@@ -117,6 +117,7 @@ class DecodeWorker:
         return WorkerLoad(
             draining=self.room.draining,
             seats_used=tuple(self.room.table.seats_used),
+            seats_held=tuple(self.room.table.seats_held),
             blocks_used=tuple(self.room.table.blocks_used),
             asks_waiting=self.room.load().asks_waiting,
             ready=True,  # The engine was handed over with every rank warm.

@@ -162,6 +162,13 @@ def _recent(live: Live, outcome: str, now_s: float) -> RecentRequest:
     grant_wait_s = max(trail.grant_wait_s for trail in trails)
     prefill_s = max(trail.prefill_s for trail in trails)
     handoff_s = max(trail.handoff_s for trail in trails)
+    rest_s = max(0.0, total_s - grant_wait_s - prefill_s - handoff_s)
+    if not outcome and first_at_s is None and not prefill_s:
+        # A phase is counted when it is over; until then the rest belongs to the one that lasts.
+        if any(trail.at_work for trail in trails):
+            prefill_s, rest_s = rest_s, 0.0
+        else:
+            grant_wait_s, rest_s = grant_wait_s + rest_s, 0.0
     return RecentRequest(
         request_id=live.request_id,
         outcome=outcome,
@@ -173,7 +180,7 @@ def _recent(live: Live, outcome: str, now_s: float) -> RecentRequest:
         grant_wait_s=grant_wait_s,
         prefill_s=prefill_s,
         handoff_s=handoff_s,
-        decode_s=max(0.0, total_s - grant_wait_s - prefill_s - handoff_s),
+        decode_s=rest_s,
         first_token_s=None if first_at_s is None else first_at_s - live.began_s,
         total_s=total_s,
         handoff_bytes=sum(trail.handoff_bytes for trail in trails),

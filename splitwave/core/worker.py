@@ -45,6 +45,8 @@ class WorkerLoad:
     asks_waiting: int = 0
     ready: bool = False
     """True once every rank has stepped and none has died."""
+    seats_held: tuple[int, ...] = ()
+    """Decode: those of `seats_used` in which an attempt sits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ line, the environment and the file cannot drift apart:
 import argparse
 import dataclasses
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints  # Any: dataclasses know no better
@@ -145,14 +145,25 @@ def variable(service: str, name: str) -> str:
     return f"SPLITWAVE_{service}_{name}".upper()
 
 
-def to_toml(config: object, sources: Mapping[str, str]) -> str:
-    """The whole config as a file that `--config` takes, each line with its source."""
-    plain, tables = [], []
+def to_toml(
+    config: object,
+    sources: Mapping[str, str],
+    *,
+    table: str = "",
+    leave_out: Container[str] = (),
+) -> str:
+    """The whole config as a file that `--config` takes, each line with its source.
+
+    `table`: as a table of that name in a larger file. `leave_out`: fields that are not shown.
+    """
+    plain, tables = [f"[{table}]"] if table else [], []
     for item in dataclasses.fields(config):  # type: ignore[arg-type]  # every config is a dataclass
+        if item.name in leave_out:
+            continue
         value = getattr(config, item.name)
         note = f"  # {sources.get(item.name, 'default')}"
         if isinstance(value, Mapping):
-            tables.append(f"\n[{item.name}]{note}")
+            tables.append(f"\n[{f'{table}.' if table else ''}{item.name}]{note}")
             tables += [f"{_toml(name)} = {_toml(text)}" for name, text in value.items()]
         elif value is not None:
             plain.append(f"{item.name} = {_toml(value)}{note}")
@@ -218,7 +229,7 @@ def _checked(kind: type[T], values: Mapping[str, object], given: Mapping[str, _G
 
 def _parser(kind: type[Any], service: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m services.{service}",
+        prog=f"splitwave {service}",
         description=f"Settings come from flags, then from SPLITWAVE_{service.upper()}_<FIELD>, "
         "then from the file, then from the defaults shown here.",
     )
@@ -229,7 +240,7 @@ def _parser(kind: type[Any], service: str) -> argparse.ArgumentParser:
     hints = get_type_hints(kind)
     for item in _fields(kind):
         table = is_table(hints[item.name])
-        default = "none" if table else item.default
+        default = "none" if table else item.default if item.default != "" else "empty"
         parser.add_argument(
             _flag(item.name),
             dest=item.name,

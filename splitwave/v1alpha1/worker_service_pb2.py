@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'splitwave/v1alpha1/worker_service.proto\x12\x12splitwave.v1alpha1\x1a\x1egoogle/protobuf/duration.proto\")\n\x15\x44\x65scribeWorkerRequest\x12\x10\n\x08\x63ounters\x18\x01 \x01(\x08\"\xaa\x05\n\x16\x44\x65scribeWorkerResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12,\n\x04role\x18\x02 \x01(\x0e\x32\x1e.splitwave.v1alpha1.WorkerRole\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0c\n\x04mode\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\r\n\x05ranks\x18\x07 \x01(\r\x12\x19\n\x11\x62lock_size_tokens\x18\x08 \x01(\r\x12\x17\n\x0f\x62locks_per_rank\x18\t \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\x16\n\x0eseats_per_rank\x18\x0b \x01(\r\x12\x1c\n\x14model_len_max_tokens\x18\x0c \x01(\r\x12\x18\n\x10\x62\x61tch_max_tokens\x18\r \x01(\r\x12\x11\n\tkv_layout\x18\x0e \x01(\t\x12\x13\n\x0buncertified\x18\x0f \x01(\x08\x12J\n\x08versions\x18\x10 \x03(\x0b\x32\x38.splitwave.v1alpha1.DescribeWorkerResponse.VersionsEntry\x12,\n\x04load\x18\x11 \x01(\x0b\x32\x1e.splitwave.v1alpha1.WorkerLoad\x12\x37\n\rrank_counters\x18\x12 \x03(\x0b\x32 .splitwave.v1alpha1.RankCounters\x12,\n\tlease_ttl\x18\x13 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x06leases\x18\x14 \x01(\x0b\x32\x1f.splitwave.v1alpha1.LeaseCounts\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x83\x01\n\nWorkerLoad\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\x15\n\rqueued_tokens\x18\x02 \x03(\r\x12\x12\n\nseats_used\x18\x03 \x03(\r\x12\x13\n\x0b\x62locks_used\x18\x04 \x03(\r\x12\x14\n\x0c\x61sks_waiting\x18\x05 \x01(\r\x12\r\n\x05ready\x18\x06 \x01(\x08\"\xa2\x03\n\x0cRankCounters\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12H\n\rsteps_by_kind\x18\x02 \x03(\x0b\x32\x31.splitwave.v1alpha1.RankCounters.StepsByKindEntry\x12\x13\n\x0b\x64ummy_steps\x18\x03 \x01(\x04\x12\x1f\n\x17prefill_tokens_computed\x18\x04 \x01(\x04\x12\r\n\x05pulls\x18\x05 \x01(\x04\x12\x14\n\x0c\x62ytes_pulled\x18\x06 \x01(\x04\x12\x13\n\x0bleases_live\x18\x07 \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x08 \x01(\r\x12K\n\x0eguard_refusals\x18\t \x03(\x0b\x32\x33.splitwave.v1alpha1.RankCounters.GuardRefusalsEntry\x1a\x32\n\x10StepsByKindEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x34\n\x12GuardRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"_\n\x0bLeaseCounts\x12\x0f\n\x07started\x18\x01 \x01(\x04\x12\x0e\n\x06pulled\x18\x02 \x01(\x04\x12\x10\n\x08released\x18\x03 \x01(\x04\x12\x0f\n\x07\x65xpired\x18\x04 \x01(\x04\x12\x0c\n\x04live\x18\x05 \x01(\r\"\'\n\x12WatchWorkerRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"R\n\x13WatchWorkerResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12,\n\x04load\x18\x02 \x01(\x0b\x32\x1e.splitwave.v1alpha1.WorkerLoad\"!\n\x12\x44rainWorkerRequest\x12\x0b\n\x03why\x18\x01 \x01(\t\"*\n\x13\x44rainWorkerResponse\x12\x13\n\x0boutstanding\x18\x01 \x01(\r*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x32\xba\x02\n\rWorkerService\x12g\n\x0e\x44\x65scribeWorker\x12).splitwave.v1alpha1.DescribeWorkerRequest\x1a*.splitwave.v1alpha1.DescribeWorkerResponse\x12`\n\x0bWatchWorker\x12&.splitwave.v1alpha1.WatchWorkerRequest\x1a\'.splitwave.v1alpha1.WatchWorkerResponse0\x01\x12^\n\x0b\x44rainWorker\x12&.splitwave.v1alpha1.DrainWorkerRequest\x1a\'.splitwave.v1alpha1.DrainWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'splitwave/v1alpha1/worker_service.proto\x12\x12splitwave.v1alpha1\x1a\x1egoogle/protobuf/duration.proto\")\n\x15\x44\x65scribeWorkerRequest\x12\x10\n\x08\x63ounters\x18\x01 \x01(\x08\"\xaa\x05\n\x16\x44\x65scribeWorkerResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12,\n\x04role\x18\x02 \x01(\x0e\x32\x1e.splitwave.v1alpha1.WorkerRole\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0c\n\x04mode\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\r\n\x05ranks\x18\x07 \x01(\r\x12\x19\n\x11\x62lock_size_tokens\x18\x08 \x01(\r\x12\x17\n\x0f\x62locks_per_rank\x18\t \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\x16\n\x0eseats_per_rank\x18\x0b \x01(\r\x12\x1c\n\x14model_len_max_tokens\x18\x0c \x01(\r\x12\x18\n\x10\x62\x61tch_max_tokens\x18\r \x01(\r\x12\x11\n\tkv_layout\x18\x0e \x01(\t\x12\x13\n\x0buncertified\x18\x0f \x01(\x08\x12J\n\x08versions\x18\x10 \x03(\x0b\x32\x38.splitwave.v1alpha1.DescribeWorkerResponse.VersionsEntry\x12,\n\x04load\x18\x11 \x01(\x0b\x32\x1e.splitwave.v1alpha1.WorkerLoad\x12\x37\n\rrank_counters\x18\x12 \x03(\x0b\x32 .splitwave.v1alpha1.RankCounters\x12,\n\tlease_ttl\x18\x13 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x06leases\x18\x14 \x01(\x0b\x32\x1f.splitwave.v1alpha1.LeaseCounts\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x97\x01\n\nWorkerLoad\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\x15\n\rqueued_tokens\x18\x02 \x03(\r\x12\x12\n\nseats_used\x18\x03 \x03(\r\x12\x13\n\x0b\x62locks_used\x18\x04 \x03(\r\x12\x14\n\x0c\x61sks_waiting\x18\x05 \x01(\r\x12\r\n\x05ready\x18\x06 \x01(\x08\x12\x12\n\nseats_held\x18\x07 \x03(\r\"\xa2\x03\n\x0cRankCounters\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12H\n\rsteps_by_kind\x18\x02 \x03(\x0b\x32\x31.splitwave.v1alpha1.RankCounters.StepsByKindEntry\x12\x13\n\x0b\x64ummy_steps\x18\x03 \x01(\x04\x12\x1f\n\x17prefill_tokens_computed\x18\x04 \x01(\x04\x12\r\n\x05pulls\x18\x05 \x01(\x04\x12\x14\n\x0c\x62ytes_pulled\x18\x06 \x01(\x04\x12\x13\n\x0bleases_live\x18\x07 \x01(\r\x12\x13\n\x0b\x62locks_used\x18\x08 \x01(\r\x12K\n\x0eguard_refusals\x18\t \x03(\x0b\x32\x33.splitwave.v1alpha1.RankCounters.GuardRefusalsEntry\x1a\x32\n\x10StepsByKindEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x34\n\x12GuardRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"_\n\x0bLeaseCounts\x12\x0f\n\x07started\x18\x01 \x01(\x04\x12\x0e\n\x06pulled\x18\x02 \x01(\x04\x12\x10\n\x08released\x18\x03 \x01(\x04\x12\x0f\n\x07\x65xpired\x18\x04 \x01(\x04\x12\x0c\n\x04live\x18\x05 \x01(\r\"\'\n\x12WatchWorkerRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"R\n\x13WatchWorkerResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12,\n\x04load\x18\x02 \x01(\x0b\x32\x1e.splitwave.v1alpha1.WorkerLoad\"!\n\x12\x44rainWorkerRequest\x12\x0b\n\x03why\x18\x01 \x01(\t\"*\n\x13\x44rainWorkerResponse\x12\x13\n\x0boutstanding\x18\x01 \x01(\r*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x32\xba\x02\n\rWorkerService\x12g\n\x0e\x44\x65scribeWorker\x12).splitwave.v1alpha1.DescribeWorkerRequest\x1a*.splitwave.v1alpha1.DescribeWorkerResponse\x12`\n\x0bWatchWorker\x12&.splitwave.v1alpha1.WatchWorkerRequest\x1a\'.splitwave.v1alpha1.WatchWorkerResponse0\x01\x12^\n\x0b\x44rainWorker\x12&.splitwave.v1alpha1.DrainWorkerRequest\x1a\'.splitwave.v1alpha1.DrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,8 +38,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANKCOUNTERS_STEPSBYKINDENTRY']._serialized_options = b'8\001'
   _globals['_RANKCOUNTERS_GUARDREFUSALSENTRY']._loaded_options = None
   _globals['_RANKCOUNTERS_GUARDREFUSALSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERROLE']._serialized_start=1679
-  _globals['_WORKERROLE']._serialized_end=1769
+  _globals['_WORKERROLE']._serialized_start=1699
+  _globals['_WORKERROLE']._serialized_end=1789
   _globals['_DESCRIBEWORKERREQUEST']._serialized_start=95
   _globals['_DESCRIBEWORKERREQUEST']._serialized_end=136
   _globals['_DESCRIBEWORKERRESPONSE']._serialized_start=139
@@ -47,23 +47,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEWORKERRESPONSE_VERSIONSENTRY']._serialized_start=774
   _globals['_DESCRIBEWORKERRESPONSE_VERSIONSENTRY']._serialized_end=821
   _globals['_WORKERLOAD']._serialized_start=824
-  _globals['_WORKERLOAD']._serialized_end=955
-  _globals['_RANKCOUNTERS']._serialized_start=958
-  _globals['_RANKCOUNTERS']._serialized_end=1376
-  _globals['_RANKCOUNTERS_STEPSBYKINDENTRY']._serialized_start=1272
-  _globals['_RANKCOUNTERS_STEPSBYKINDENTRY']._serialized_end=1322
-  _globals['_RANKCOUNTERS_GUARDREFUSALSENTRY']._serialized_start=1324
-  _globals['_RANKCOUNTERS_GUARDREFUSALSENTRY']._serialized_end=1376
-  _globals['_LEASECOUNTS']._serialized_start=1378
-  _globals['_LEASECOUNTS']._serialized_end=1473
-  _globals['_WATCHWORKERREQUEST']._serialized_start=1475
-  _globals['_WATCHWORKERREQUEST']._serialized_end=1514
-  _globals['_WATCHWORKERRESPONSE']._serialized_start=1516
-  _globals['_WATCHWORKERRESPONSE']._serialized_end=1598
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1600
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1633
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=1635
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1677
-  _globals['_WORKERSERVICE']._serialized_start=1772
-  _globals['_WORKERSERVICE']._serialized_end=2086
+  _globals['_WORKERLOAD']._serialized_end=975
+  _globals['_RANKCOUNTERS']._serialized_start=978
+  _globals['_RANKCOUNTERS']._serialized_end=1396
+  _globals['_RANKCOUNTERS_STEPSBYKINDENTRY']._serialized_start=1292
+  _globals['_RANKCOUNTERS_STEPSBYKINDENTRY']._serialized_end=1342
+  _globals['_RANKCOUNTERS_GUARDREFUSALSENTRY']._serialized_start=1344
+  _globals['_RANKCOUNTERS_GUARDREFUSALSENTRY']._serialized_end=1396
+  _globals['_LEASECOUNTS']._serialized_start=1398
+  _globals['_LEASECOUNTS']._serialized_end=1493
+  _globals['_WATCHWORKERREQUEST']._serialized_start=1495
+  _globals['_WATCHWORKERREQUEST']._serialized_end=1534
+  _globals['_WATCHWORKERRESPONSE']._serialized_start=1536
+  _globals['_WATCHWORKERRESPONSE']._serialized_end=1618
+  _globals['_DRAINWORKERREQUEST']._serialized_start=1620
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1653
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=1655
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=1697
+  _globals['_WORKERSERVICE']._serialized_start=1792
+  _globals['_WORKERSERVICE']._serialized_end=2106
 # @@protoc_insertion_point(module_scope)

@@ -206,6 +206,7 @@ class WorkerLoad(_message.Message):
     BLOCKS_USED_FIELD_NUMBER: _builtins.int
     ASKS_WAITING_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    SEATS_HELD_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     """True once it takes no new work."""
     asks_waiting: _builtins.int
@@ -224,6 +225,10 @@ class WorkerLoad(_message.Message):
     def blocks_used(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Blocks held, by rank. Decode: granted ones included. Prefill: those under lease."""
 
+    @_builtins.property
+    def seats_held(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Decode: seats in which an attempt sits, by rank; the rest of seats_used is granted."""
+
     def __init__(
         self,
         *,
@@ -233,10 +238,11 @@ class WorkerLoad(_message.Message):
         blocks_used: _abc.Iterable[_builtins.int] | None = ...,
         asks_waiting: _builtins.int = ...,
         ready: _builtins.bool = ...,
+        seats_held: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_waiting", b"asks_waiting", "blocks_used", b"blocks_used", "draining", b"draining", "queued_tokens", b"queued_tokens", "ready", b"ready", "seats_used", b"seats_used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_waiting", b"asks_waiting", "blocks_used", b"blocks_used", "draining", b"draining", "queued_tokens", b"queued_tokens", "ready", b"ready", "seats_held", b"seats_held", "seats_used", b"seats_used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -74,6 +74,7 @@ def load_to_proto(load: WorkerLoad) -> pb.WorkerLoad:
         blocks_used=load.blocks_used,
         asks_waiting=load.asks_waiting,
         ready=load.ready,
+        seats_held=load.seats_held,
     )
 
 
@@ -86,6 +87,7 @@ def load_from_proto(message: pb.WorkerLoad) -> WorkerLoad:
         blocks_used=tuple(message.blocks_used),
         asks_waiting=message.asks_waiting,
         ready=message.ready,
+        seats_held=tuple(message.seats_held),
     )
 
 

@@ -254,6 +254,7 @@ loads = st.builds(
     blocks_used=columns,
     asks_waiting=uint32,
     ready=st.booleans(),
+    seats_held=columns,
 )
 rank_counters = st.builds(
     RankCounters,

@@ -19,6 +19,8 @@ class RankView:
 
     rank: int
     seats_used: int = 0
+    """Granted or held."""
+    seats_held: int = 0
     seats_max: int = 0
     blocks_used: int = 0
     blocks_max: int = 0
@@ -125,6 +127,7 @@ def _rank_view(rank: int, described: WorkerDescription) -> RankView:
     return RankView(
         rank=rank,
         seats_used=_at(load.seats_used, rank),
+        seats_held=_at(load.seats_held, rank),
         seats_max=described.seats_per_rank,
         blocks_used=_at(load.blocks_used, rank),
         blocks_max=described.blocks_per_rank,

@@ -1,0 +1,104 @@
+"""Settings of a local stack, and the whole of what its programs are given.
+
+`splitwave up` and `splitwave demo` read them as every service reads its own: flags,
+then SPLITWAVE_UP_<FIELD>, then a TOML file, then defaults. The tables `router`,
+`prefill` and `decode` hold further settings of the programs.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from services.cli.plan import Plan
+from services.decode.config import DecodeConfig
+from services.prefill.config import PrefillConfig
+from services.router.config import RouterConfig
+from splitwave.runtime.config import ConfigError, ProcessConfig, load, require, setting, to_toml
+
+PROGRAMS: Mapping[str, type[ProcessConfig]] = {
+    "router": RouterConfig,
+    "prefill": PrefillConfig,
+    "decode": DecodeConfig,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """One prefill worker, one decode worker and a router on this machine."""
+
+    service: ClassVar[str] = "up"
+
+    model: str = setting(
+        "demo", "demo (the embedded default), tiny (random, starts fast), or a model directory"
+    )
+    served_model: str = setting("", "name that clients ask for; empty: from the model")
+    engine: str = setting("vllm", "what computes", choices=("vllm", "sim"))
+    prefill_ranks: int = setting(1, "data-parallel ranks of prefill")
+    decode_ranks: int = setting(2, "data-parallel ranks of decode")
+    grpc_port: int = setting(8090, "of the router's gRPC APIs")
+    http_port: int = setting(8080, "of the router's HTTP API and status page")
+    prefill_port: int = setting(8091, "of the prefill worker")
+    decode_port: int = setting(8092, "of the decode worker")
+    side_channel_port: int = setting(8100, "first of one a rank, for engines among themselves")
+    metrics_port: int = setting(
+        0, "/metrics of the prefill worker, and of decode one above; 0: none (the router has its)"
+    )
+    run_dir: str = setting("", "logs go here; empty: a temporary directory")
+    trace_dir: str = setting(
+        "", "trace requests into files there, for `splitwave trace`; empty: no traces"
+    )
+    ready_timeout_s: float = setting(600.0, "give up if the stack is not ready by then")
+    prefill_setting: Mapping[str, str] = setting({}, "settings of the prefill engines, by name")
+    decode_setting: Mapping[str, str] = setting({}, "settings of the decode engines, by name")
+    router: Mapping[str, str] = setting({}, "further settings of the router, such as live_max=64")
+    prefill: Mapping[str, str] = setting({}, "further settings of the prefill worker")
+    decode: Mapping[str, str] = setting({}, "further settings of the decode worker")
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_ranks", "decode_ranks"):
+            require(self, name, getattr(self, name) >= 1, "set it to 1 or more")
+        for name in ("grpc_port", "http_port", "prefill_port", "decode_port", "side_channel_port"):
+            require(self, name, 0 < getattr(self, name) < 65536, "set it to a port, 1 to 65535")
+        require(self, "metrics_port", 0 <= self.metrics_port < 65535, "set it to a port, or to 0")
+        require(self, "ready_timeout_s", self.ready_timeout_s > 0, "set it above 0 seconds")
+
+    def program_flags(self) -> dict[str, tuple[str, ...]]:
+        """The further settings as flags, by program."""
+        return {name: tuple(_flags(getattr(self, name))) for name in PROGRAMS}
+
+
+def _flags(settings: Mapping[str, str]) -> Iterator[str]:
+    for name, value in settings.items():
+        first, dot, rest = name.partition(".")
+        yield (
+            f"--{first.replace('_', '-')}={rest}={value}"
+            if dot
+            else (f"--{first.replace('_', '-')}={value}")
+        )
+
+
+def whole_stack_toml(config: StackConfig, sources: Mapping[str, str], plan: Plan) -> str:
+    """Every setting of the stack and of its programs, as a file that `splitwave up` takes.
+
+    Raises ConfigError for a program's setting that cannot work.
+    """
+    parts = [to_toml(config, sources, leave_out=PROGRAMS.keys())]
+    for name, kind in PROGRAMS.items():
+        try:
+            loaded, origins = load(kind, name, plan.program_flags(name), os.environ)
+        except ConfigError as error:
+            raise ConfigError(f"{name}.{error}") from None
+        parts.append(to_toml(loaded, _origins(origins, getattr(config, name)), table=name))
+    return "\n".join(parts)
+
+
+def _origins(origins: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Flags that the stack gives a program are no flags of the user's."""
+    named = {name.partition(".")[0] for name in own}
+    return {
+        name: f"splitwave up{', further setting' if name in named else ''}"
+        if origin.startswith("flag ")
+        else origin
+        for name, origin in origins.items()
+    }
