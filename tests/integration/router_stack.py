@@ -19,14 +19,13 @@ from splitwave.wire.channel import CHANNEL_OPTIONS
 from tests.integration.worker_stack import (
     DECODE,
     DECODE_CONFIG,
-    NO_TRACES,
     PREFILL,
     Stack,
-    Traces,
     eventually,
     free_port,
     stack,
 )
+from tests.unit.traced import NO_TRACES, Traces
 
 MODEL = "sim"
 

@@ -24,7 +24,8 @@ from splitwave.runtime.tracing_files import SpanRecord, by_trace, find_traces, r
 from splitwave.runtime.tracing_queue import SpanQueue
 from splitwave.wire.client import Ask, generate
 from tests.integration.router_stack import MODEL, Model, RouterStack, router_stack
-from tests.integration.worker_stack import DECODE, Traces, eventually
+from tests.integration.worker_stack import DECODE, eventually
+from tests.unit.traced import Traces
 
 SAMPLING = Sampling(max_tokens=8, temperature=0.0)
 LONG = 3000

@@ -21,7 +21,6 @@ from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.worker import Role
 from splitwave.engine.sim import SimEngine, SimSettings, start_sim_group
 from splitwave.runtime.serve import serve
-from splitwave.runtime.tracing import OFF, Tracing
 from splitwave.wire.channel import CHANNEL_OPTIONS
 from splitwave.wire.prefill import (
     confirm_request,
@@ -32,24 +31,13 @@ from splitwave.wire.prefill import (
 from splitwave.wire.session import router_message_to_proto, worker_message_from_proto
 from splitwave.wire.stubs import decode_stub, prefill_stub
 from tests.unit.hand_router import HandRouter, Heard, submission, tokens_of
+from tests.unit.traced import NO_TRACES, Traces
 
 GREEDY = Sampling(max_tokens=8, temperature=0.0)
 PREFILL = SimSettings(role=Role.PREFILL, group_id="p", lease_ttl_s=10.0, ranks=2)
 DECODE = SimSettings(role=Role.DECODE, group_id="d", ranks=2)
 PREFILL_CONFIG = PrefillConfig(engine="sim", drain_unready_s=0.0, drain_grace_s=5.0)
 DECODE_CONFIG = DecodeConfig(engine="sim", drain_unready_s=0.0, drain_grace_s=5.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traces:
-    """What each service does about traces."""
-
-    router: Tracing = OFF
-    prefill: Tracing = OFF
-    decode: Tracing = OFF
-
-
-NO_TRACES = Traces()
 
 
 def free_port() -> int:

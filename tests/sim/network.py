@@ -42,6 +42,7 @@ from splitwave.wire.session import (
     worker_message_to_proto,
 )
 from tests.sim.weather import Pipe, Weather, lost, now_s
+from tests.unit.traced import NO_TRACES, Traces
 
 
 class Connection:
@@ -130,7 +131,8 @@ class DecodeNode:
         self.settings = replace(self.settings, epoch=self.settings.epoch + 1)
         self.engine = await start_sim_group(self.settings, self._network.fabric)
         config = DecodeConfig(engine="sim", worker_id=self.address, **self.options)  # type: ignore[arg-type]  # numbers
-        self.worker = DecodeWorker(self.engine, self._network, config, now_s)
+        traces = self._network.traces.decode
+        self.worker = DecodeWorker(self.engine, self._network, config, now_s, traces)
         self._running = asyncio.create_task(self._run(self.worker), name=f"{self.address} worker")
 
     async def _run(self, worker: DecodeWorker) -> None:
@@ -169,7 +171,7 @@ class PrefillNode:
         self.settings = replace(self.settings, epoch=self.settings.epoch + 1)
         self.engine = await start_sim_group(self.settings, self._network.fabric)
         config = PrefillConfig(engine="sim", worker_id=self.address)
-        self.worker = PrefillWorker(self.engine, config, now_s)
+        self.worker = PrefillWorker(self.engine, config, now_s, self._network.traces.prefill)
         self.worker.listen_at(self.address)
         self._running = asyncio.create_task(self._run(self.worker), name=f"{self.address} worker")
 
@@ -264,8 +266,9 @@ class PrefillTransport:
 class SimNetwork:
     """Nodes, the way between them, and what is asserted on it."""
 
-    def __init__(self, weather: Weather) -> None:
+    def __init__(self, weather: Weather, traces: Traces = NO_TRACES) -> None:
         self.weather = weather
+        self.traces = traces
         self.fabric = SimFabric()
         self.decode: dict[str, DecodeNode] = {}
         self.prefill: dict[str, PrefillNode] = {}

@@ -17,6 +17,7 @@ from splitwave.engine.sim import SimModel, SimSettings
 from tests.fakes import FakeSink
 from tests.sim.network import DecodeNode, PrefillNode, SimNetwork
 from tests.sim.weather import Weather, now_s
+from tests.unit.traced import NO_TRACES, Traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class Plan:
     decode_options: dict[str, float] = field(default_factory=dict)
     weather: Weather = field(default_factory=Weather)
     resumes_burst: int = 1000
+    traces: Traces = NO_TRACES
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ EMPTY = {"leases": 0, "prefill blocks": 0, "seats": 0, "decode blocks": 0, "asks
 @contextlib.asynccontextmanager
 async def world(plan: Plan, seed: int = 0) -> AsyncIterator[World]:
     """Start a deployment; stop it at the end of the block."""
-    network = SimNetwork(plan.weather)
+    network = SimNetwork(plan.weather, plan.traces)
     for i in range(plan.prefill_nodes):
         settings = replace(plan.prefill, group_id=f"p{i}")
         network.prefill[f"p{i}:1"] = PrefillNode(f"p{i}:1", network, settings)
