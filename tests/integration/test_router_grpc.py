@@ -212,67 +212,6 @@ async def test_models_are_named_with_their_context(stack: RouterStack) -> None:
     assert await list_models(stack.channel, 2.0) == {MODEL: DECODE.model_len_max_tokens}
 
 
-@pytest.mark.parametrize(
-    ("ask", "reason", "message"),
-    [
-        (Ask(prompt="", sampling=GREEDY), Reason.INVALID_REQUEST, "prompt: empty"),
-        (Ask(prompt=[], sampling=GREEDY), Reason.INVALID_REQUEST, "prompt: empty"),
-        (Ask(prompt=[9, 260], sampling=GREEDY), Reason.INVALID_REQUEST, "prompt: token id 260"),
-        (Ask(prompt="x" * 4096, sampling=GREEDY), Reason.INVALID_REQUEST, "prompt: 4096 tokens"),
-        (
-            Ask(prompt="x" * 4090, sampling=GREEDY),
-            Reason.INVALID_REQUEST,
-            "max_tokens: 30 is more than the 6 tokens",
-        ),
-        (
-            Ask(prompt=PROMPT, sampling=replace(GREEDY, max_tokens=0)),
-            Reason.INVALID_REQUEST,
-            "max_tokens: 0 is below 1",
-        ),
-        (
-            Ask(prompt=PROMPT, sampling=replace(GREEDY, top_p=2.0)),
-            Reason.INVALID_REQUEST,
-            "top_p: 2.0",
-        ),
-        (Ask(prompt=PROMPT, sampling=GREEDY, choices=0), Reason.INVALID_REQUEST, "n: 0"),
-        (
-            Ask(prompt=PROMPT, sampling=GREEDY, prompt_logprobs=21),
-            Reason.INVALID_REQUEST,
-            "prompt_logprobs: 21",
-        ),
-        (
-            Ask(prompt="x" * 4000, sampling=GREEDY, prompt_logprobs=20),
-            Reason.INVALID_REQUEST,
-            "prompt_logprobs: 21 for each of 4000 tokens",
-        ),
-        (
-            Ask(prompt=Conversation(messages=[]), sampling=GREEDY),
-            Reason.INVALID_REQUEST,
-            "messages: empty",
-        ),
-        (Ask(prompt=PROMPT, sampling=GREEDY, stop=("",)), Reason.INVALID_REQUEST, "stop"),
-        (Ask(prompt=PROMPT, sampling=GREEDY, model="x"), Reason.MODEL_NOT_FOUND, "model: 'x'"),
-        (
-            Ask(prompt=PROMPT, sampling=GREEDY, request_id="a b"),
-            Reason.INVALID_REQUEST,
-            "request_id",
-        ),
-        (
-            Ask(prompt="x", sampling=replace(GREEDY, repetition_penalty=1.2)),
-            Reason.UNSUPPORTED_FEATURE,
-            "prompt: one token",
-        ),
-    ],
-)
-async def test_what_cannot_be_served_is_refused_with_the_field_and_the_fix(
-    stack: RouterStack, ask: Ask, reason: Reason, message: str
-) -> None:
-    with pytest.raises(ServingError, match=message) as refused:
-        await answers(stack, ask)
-
-    assert refused.value.reason is reason
-
-
 async def test_two_clients_may_choose_the_same_request_id(stack: RouterStack) -> None:
     asks = [Ask(prompt=f"{i} {PROMPT}", sampling=GREEDY, request_id="same") for i in range(4)]
 

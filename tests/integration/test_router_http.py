@@ -154,63 +154,6 @@ async def test_null_is_the_same_as_absent(stack: RouterStack) -> None:
     assert (status, answer["choices"][0]["text"]) == (200, right())
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "param"),
-    [
-        ({"colour": 1}, 400, "colour"),
-        ({"n": 0}, 400, "n"),
-        ({"n": 129}, 400, "n"),
-        ({"best_of": 2}, 400, "best_of"),
-        ({"suffix": "x"}, 400, "suffix"),
-        ({"prompt": ""}, 400, "prompt"),
-        ({"prompt": []}, 400, "prompt"),
-        ({"prompt": ["a", 3]}, 400, "prompt"),
-        ({"prompt": [999]}, 400, "prompt"),
-        ({"prompt": 3}, 400, "prompt"),
-        ({"max_tokens": 0}, 400, "max_tokens"),
-        ({"max_tokens": "many"}, 400, "max_tokens"),
-        ({"max_tokens": 99999}, 400, "max_tokens"),
-        ({"temperature": -1}, 400, "temperature"),
-        ({"top_p": 0}, 400, "top_p"),
-        ({"logprobs": 99}, 400, "logprobs"),
-        ({"stop": ["x"] * 99}, 400, "stop"),
-        ({"stop_token_ids": [999]}, 400, "stop_token_ids"),
-        ({"logit_bias": {"999": 1}}, 400, "logit_bias"),
-        ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
-        ({"stream_options": {"more": 1}, "stream": True}, 400, "stream_options.more"),
-        ({"model": "x"}, 404, None),
-    ],
-    ids=lambda value: json.dumps(value)[:40],
-)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_cannot_be_served_is_refused_by_name(
-    stack: RouterStack, change: dict[str, object], status: int, param: str | None, stream: bool
-) -> None:
-    body = {**BODY, **({"stream": True} if stream and "stream_options" not in change else {})}
-
-    got, answer = await post(stack, {**body, **change})
-
-    assert (got, answer["error"]["param"]) == (status, param), answer
-    assert answer["error"]["message"]
-    assert stack.door.admitted == 0
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"max_tokens": 3}'])
-async def test_a_body_that_is_no_request_is_refused(stack: RouterStack, body: bytes) -> None:
-    async with stack.http.post("/v1/completions", data=body) as response:
-        answer = await response.json()
-
-    assert response.status == 400
-    assert answer["error"]["type"] == "invalid_request_error"
-
-
-async def test_an_unknown_path_is_refused_in_openais_words(stack: RouterStack) -> None:
-    async with stack.http.get("/v1/nothing") as response:
-        answer = await response.json()
-
-    assert (response.status, answer["error"]["type"]) == (404, "invalid_request_error")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_full_router_answers_429_with_a_time_to_wait(model: Model, stream: bool) -> None:
     async with router_stack(model, live_max=1) as stack:

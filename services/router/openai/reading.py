@@ -50,7 +50,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[str, _Neutral]]] = {
     "truncate_prompt_tokens": ("prompts are not cut; shorten it yourself", _unset),
     "chat_template": ("only the model's own template runs; leave it out", _unset),
     "documents": ("not served; put them into the messages", _unset),
-    "reasoning_effort": ("set what the template knows in chat_template_kwargs", _unset),
+    "reasoning_effort": ("not served; set what the template knows in chat_template_kwargs", _unset),
     "include_reasoning": ("reasoning is not parsed; leave it out", _only(True)),
     "modalities": ("only text is served; leave it out", _only(["text"])),
     "audio": ("only text is served; leave it out", _unset),
@@ -60,7 +60,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[str, _Neutral]]] = {
     "mm_processor_kwargs": ("only text is served; leave it out", _unset),
     "kv_transfer_params": ("the router chooses the pools; leave it out", _unset),
     "cache_salt": ("prefix caches are shared; leave it out", _unset),
-    "spaces_between_special_tokens": ("always as the tokenizer has it", _only(True)),
+    "spaces_between_special_tokens": ("always true; leave it out", _only(True)),
     "thinking_token_budget": ("reasoning is not parsed; use max_tokens", _unset),
     "metadata": ("nothing is stored; leave it out", _only()),
 }
