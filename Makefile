@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # Programs of the environment (buf, protoc plugins) are found by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help venv install demo test test-fast test-py312 e2e sim bench gen lint type imports fmt contract-release news clean
+.PHONY: help venv install demo test test-fast test-py312 e2e clients clients-all sim bench gen lint type imports fmt contract-release news clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -58,14 +58,21 @@ run-py312: $(TOOLS312)
 e2e: install ## Real vLLM engines on the CPU: equality, cancel, fence.
 	@$(BIN)/python -m pytest tests/e2e
 
+clients: install ## Other people's clients against a stack: openai, buf curl, vllm bench, smg.
+	@$(BIN)/python -m pytest tests/clients
+
+clients-all: install ## And those with large environments: lm-eval, aiperf.
+	@SPLITWAVE_CLIENTS=all $(BIN)/python -m pytest tests/clients
+
 sim: install ## Seeded faults in virtual time: make sim SEEDS=1000.
 	@SPLITWAVE_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/sim
 
 bench: install ## Run the workloads in bench/ and write their results.
 	@$(BIN)/python -m bench.run
 
-gen: install ## Generate splitwave/v1alpha1 from proto/.
+gen: install ## Generate splitwave/v1alpha1 from proto/, and the documents' tables from code.
 	@$(BIN)/python scripts/gen.py splitwave/v1alpha1
+	@$(BIN)/python -m scripts.tables
 
 lint: install ## Ruff: rules and format.
 	@$(BIN)/ruff check

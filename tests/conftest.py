@@ -18,14 +18,19 @@ TIMEOUT_S = {
     "integration": 60,
     "e2e": 600,
     "chaos": 600,
+    "clients": 300,
 }
 """Time limit of one test, by folder; a test may set its own with `pytest.mark.timeout`."""
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
+ALL_CLIENTS = os.environ.get("SPLITWAVE_CLIENTS") == "all"
+"""Also the clients with large environments: `make clients-all`."""
 HAS_GPU = any(Path("/dev").glob("nvidia[0-9]*"))
 
 # What imports vLLM or torch at its top cannot even be collected without them.
 collect_ignore_glob = [] if HAS_TORCH else ["e2e/test_*", "chaos/test_*", "*/test_vllm_*"]
+if not ALL_CLIENTS:
+    collect_ignore_glob.append("clients/test_evaluators.py")
 
 
 SEEDS = int(os.environ.get("SPLITWAVE_SIM_SEEDS", "200"))
@@ -39,14 +44,15 @@ settings.load_profile("repeatable")
 def pytest_report_header() -> str:
     """Say loudly what this run leaves out."""
     left_out = ", ".join(collect_ignore_glob)
-    return f"splitwave: no torch here, NOT RUN: {left_out}" if left_out else "splitwave: all tests"
+    why = "" if HAS_TORCH else "no torch here, "
+    return f"splitwave: {why}NOT RUN: {left_out}" if left_out else "splitwave: all tests"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test its folder's marker and time limit; skip what needs a GPU where none is."""
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
-        if folder in ("e2e", "chaos"):
+        if folder in ("e2e", "chaos", "clients"):
             item.add_marker(getattr(pytest.mark, folder))
         if folder in TIMEOUT_S and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S[folder]))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 50
 VAGUE = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
-TEST_FOLDERS = {"unit", "contract", "sim", "integration", "e2e", "chaos"}
+TEST_FOLDERS = {"unit", "contract", "sim", "integration", "e2e", "chaos", "clients"}
 TEST_FILES = {"__init__.py", "conftest.py", "fakes.py", "test_tidy.py"}
 HOSTS = {
     "127.0.0.1", "0.0.0.0", "localhost", "example.com", "www.apache.org", "www.w3.org",
