@@ -159,6 +159,7 @@ class Plan:
             *("--engine", self.engine),
             *("--model", self.served_model),
             *("--log-dir", str(self.run_dir)),
+            *("--restarts-max", "0"),  # The zygote starts it over, its imports done.
             *DRAIN_FLAGS,
             *self.trace_flags,
         ]

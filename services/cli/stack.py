@@ -177,6 +177,9 @@ class Stack:
         elif kind == "started":
             self.workers[name].pid = int(str(event["pid"]))
             self.report(name, f"forked, pid {event['pid']}")
+        elif kind == "lost":
+            how = describe_exit(int(str(event["code"])))
+            self.report(name, f"ended with {how}; starting it over")
         elif kind == "exited":
             self.workers[name].returncode = int(str(event["code"]))
 

@@ -12,8 +12,9 @@ from services.prefill.worker import PrefillWorker
 from splitwave.engine.launch import last_words, start_engine
 from splitwave.engine.port import Engine, EngineDied, Role
 from splitwave.runtime import process
+from splitwave.runtime.again import start_over
 from splitwave.runtime.config import ConfigError
-from splitwave.runtime.serve import Fatal, serve
+from splitwave.runtime.serve import EpochOver, Fatal, serve
 from splitwave.runtime.tracing_export import tracing
 from splitwave.runtime.worker import make_group_settings
 
@@ -26,8 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(config: PrefillConfig) -> int:
-    """Run a worker until a signal or its engines end it. No thread may be running yet."""
-    return process.run_until_stopped(config, lambda stop: _run(config, stop))
+    """Run a worker until a signal or its engines end it, and again if those have died.
+
+    No thread may be running yet.
+    """
+    code = process.run_until_stopped(config, lambda stop: _run(config, stop))
+    return start_over(code, config.restarts_max)
 
 
 async def _run(config: PrefillConfig, stop: asyncio.Event) -> int:
@@ -80,8 +85,8 @@ class PrefillProgram:
         add_to(server, self.worker)
 
     async def run(self) -> None:
-        """Drive the worker. Raises Fatal with the engine's last words."""
+        """Drive the worker. Raises EpochOver with the engine's last words."""
         try:
             await self.worker.run()
         except EngineDied as died:
-            raise Fatal(last_words(died)) from died
+            raise EpochOver(last_words(died)) from died

@@ -77,6 +77,14 @@ class Fatal(Exception):
     """The program cannot go on; the message says why, for the log's last line."""
 
 
+class EpochOver(Fatal):
+    """The engine group has died. A new process can start it again, with a larger epoch."""
+
+
+EXIT_EPOCH_OVER: Final = 75
+"""Exit code then: sysexits.h calls it EX_TEMPFAIL. A supervisor starts the service again."""
+
+
 class CannotListen(Exception):
     """The gRPC port is taken or not ours to take."""
 
@@ -201,7 +209,7 @@ async def _died(served: _Served, running: "asyncio.Task[None]") -> int:
         log.error("the program ended by itself", exc_info=error)
     await served.say(False)
     await served.server.stop(STOP_S)
-    return 1
+    return EXIT_EPOCH_OVER if isinstance(error, EpochOver) else 1
 
 
 async def _first_of(*tasks: "asyncio.Task[object]") -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splitwave.core.worker import Role
+from splitwave.runtime.again import restarts
 from splitwave.runtime.config import ProcessConfig, build, require, setting
 
 
@@ -30,6 +31,10 @@ class WorkerConfig(ProcessConfig):
     engine_settings: Mapping[str, str] = setting(
         {}, "more settings of the engine group by name, such as ranks=2; may be repeated"
     )
+    restarts_max: int = setting(
+        3, "times that the process starts over when its engine group has died, before it exits "
+        "with 75 for a supervisor to start it; 0: at once",
+    )  # fmt: skip
     health_stall_s: float = setting(
         30.0, "seconds without a step while there is work, after which the worker is NOT_SERVING"
     )
@@ -37,6 +42,7 @@ class WorkerConfig(ProcessConfig):
     def __post_init__(self) -> None:
         ProcessConfig.__post_init__(self)
         require(self, "epoch", self.epoch >= 0, "set it to 0 or more")
+        require(self, "restarts_max", self.restarts_max >= 0, "set it to 0 or more")
         require(self, "health_stall_s", self.health_stall_s > 0, "set it above 0 seconds")
         if self.engine == "vllm":
             fix = "set it to the directory of a saved model"
@@ -52,7 +58,7 @@ def make_group_settings(config: WorkerConfig, role: Role, kind: type[object]) ->
     said: dict[str, object] = {
         "role": role,
         "group_id": config.group_id or name,
-        "epoch": config.epoch or time.time_ns() // 1_000_000,
+        "epoch": config.epoch + restarts() if config.epoch else time.time_ns() // 1_000_000,
         "model": config.model,
         "served_model": config.model,
         "model_path": Path(config.model_path),

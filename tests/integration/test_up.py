@@ -5,16 +5,20 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
 
+from services.cli.zygote import RESTARTS_MAX
 from splitwave.demo_model import DemoModelOptions, Variant, build
 from tests.e2e.live_stack import LiveStack, running, start
 
 pytestmark = pytest.mark.timeout(120)
+
+T = TypeVar("T")
 
 SIM = ("--engine", "sim")
 NOTICED_WITHIN_S = 5.0
@@ -111,16 +115,40 @@ def test_a_worker_that_cannot_start_is_named_with_the_end_of_its_log(
     assert "seats: unknown (engine_settings); known are" in said
 
 
-@pytest.mark.parametrize("name", ["prefill", "decode", "router"])
-def test_a_process_that_dies_ends_the_stack_and_is_named(
-    name: str, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_router_that_dies_ends_the_stack_and_is_named(tiny_model: Path, tmp_path: Path) -> None:
     with running_unchecked(tiny_model, tmp_path) as stack:
-        os.kill(_pid_of(stack, f"services.{name}"), signal.SIGKILL)
+        os.kill(_pid_of(stack, "services.router"), signal.SIGKILL)
         code, said = ended(stack, NOTICED_WITHIN_S + 20.0)
         assert stack.left_over() == []
     assert code == 1
-    assert f"{name}: ended with signal SIGKILL" in said
+    assert "router: ended with signal SIGKILL" in said
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+def test_a_worker_that_dies_is_started_over_and_then_given_up(
+    name: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    with running_unchecked(tiny_model, tmp_path) as stack:
+        for _ in range(RESTARTS_MAX + 1):
+            pid = _wait_for(lambda: _pid_of(stack, f"services.{name}"))
+            os.kill(pid, signal.SIGKILL)
+            _wait_for(lambda pid=pid: not psutil.pid_exists(pid))
+        code, said = ended(stack, NOTICED_WITHIN_S + 20.0)
+        assert stack.left_over() == []
+    assert code == 1
+    assert said.count(f"{name}: ended with signal SIGKILL; starting it over") == RESTARTS_MAX
+    assert f"splitwave up: {name}: ended with signal SIGKILL" in said
+
+
+def _wait_for(found: Callable[[], T], timeout_s: float = 20.0) -> T:
+    """What `found` gives once it is something; None and failed assertions are nothing."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(AssertionError, psutil.NoSuchProcess):
+            if value := found():
+                return value
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 def _pid_of(stack: LiveStack, module: str) -> int:
