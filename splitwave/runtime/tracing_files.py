@@ -1,6 +1,7 @@
 """Traces read back from the files of several processes, while those write on."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -80,10 +81,12 @@ def find_traces(directory: Path, wanted: str) -> dict[str, list[SpanRecord]]:
     Raises as `read_spans` does.
     """
     wanted = wanted.strip()
+    if re.fullmatch("[0-9a-fA-F]{32}", wanted):
+        wanted = wanted.lower()
     trace_ids = {
         span.trace_id
         for span in read_spans(directory, about=wanted)
-        if wanted.lower() == span.trace_id or span.attributes.get(REQUEST_ID) == wanted
+        if wanted in (span.trace_id, span.attributes.get(REQUEST_ID))
     }
     return {
         trace_id: by_trace(read_spans(directory, about=trace_id)).get(trace_id, [])

@@ -17,7 +17,9 @@ from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.worker import Role
 from splitwave.engine.port import EngineDied
 from splitwave.engine.sim import SimEngine, SimFabric, SimModel, SimSettings, start_sim_group
+from splitwave.runtime.tracing import WallClock
 from tests.unit.hand_router import HandRouter, Heard, submission, tokens_of
+from tests.unit.traced import NO_TRACES, Kept
 
 GREEDY = Sampling(max_tokens=8, temperature=0.0)
 PREFILL = SimSettings(role=Role.PREFILL, group_id="p", lease_ttl_s=10.0)
@@ -69,6 +71,8 @@ class Rig:
     peers: MemoryPeers
     decode_runs: "asyncio.Task[None]"
     sessions: "list[asyncio.Task[None]]" = field(default_factory=list)
+    traceparent: str = ""
+    """Of the router's span, in whatever is asked of the workers."""
 
     def now_s(self) -> float:
         """Virtual time."""
@@ -85,6 +89,7 @@ class Rig:
             sampling=sampling,
             keep_first_token=keep,
             kv_layout=self.decode.group.kv_layout,
+            traceparent=self.traceparent,
         )
         return await self.prefill.prefill(call, Deadline(self.now_s() + 30.0))
 
@@ -111,7 +116,8 @@ class Rig:
         assert result.handoff is not None
         first = tokens_of(result)
         rest = replace(sampling, max_tokens=sampling.max_tokens - len(first))
-        heard = router.submit(submission(attempt_id, granted, result.handoff, prompt + first, rest))
+        submit = submission(attempt_id, granted, result.handoff, prompt + first, rest)
+        heard = router.submit(replace(submit, traceparent=self.traceparent))
         heard.token_ids += first
         heard.offsets += range(len(first))
         return heard
@@ -134,23 +140,25 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(
+async def rig(  # noqa: PLR0913  # each a setting, given by name
     prefill: SimSettings = PREFILL,
     decode: SimSettings = DECODE,
     *,
     prefill_config: PrefillConfig = PREFILL_CONFIG,
     decode_config: DecodeConfig = DECODE_CONFIG,
     decode_engine: type[SimEngine] = SimEngine,
+    kept: Kept | None = None,
 ) -> AsyncIterator[Rig]:
-    """Start both workers; stop them at the end."""
+    """Start both workers; stop them at the end. Their spans go to `kept`."""
     clock = asyncio.get_running_loop().time
+    traces = NO_TRACES if kept is None else kept.traces(WallClock(clock))
     shared = SimFabric()
     prefilling = await start_sim_group(prefill, shared)
     decoding = decode_engine(decode, shared)
     decoding.start()
-    prefill_worker = PrefillWorker(prefilling, prefill_config, clock)
+    prefill_worker = PrefillWorker(prefilling, prefill_config, clock, traces.prefill)
     peers = MemoryPeers(prefill_worker)
-    decode_worker = DecodeWorker(decoding, peers, decode_config, clock)
+    decode_worker = DecodeWorker(decoding, peers, decode_config, clock, traces.decode)
     tasks = [
         asyncio.create_task(prefill_worker.run(), name="prefill worker"),
         asyncio.create_task(decode_worker.run(), name="decode worker"),
