@@ -93,7 +93,7 @@ class ProcessConfig:
         require(self, "trace_dir", self.trace_dir != "", "set it to a directory")
         scheme, _, address = self.trace_endpoint.partition("://")
         if scheme not in ("http", "https"):
-            fix = "write it as http://host:port, or https://"
+            fix = "write it as http(s)://host:port, such as http://127.0.0.1:4317"
             raise BadSetting("trace_endpoint", f"is {self.trace_endpoint!r}; {fix}")
         check_address("trace_endpoint", address.rstrip("/"))
 

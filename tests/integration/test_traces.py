@@ -87,7 +87,7 @@ async def stack(model: Model, files: Files) -> AsyncIterator[RouterStack]:
 async def by_grpc(stack: RouterStack, request_id: str, **change: object) -> str:
     prompt = change.pop("prompt", f"{request_id} asks")
     sampling = replace(SAMPLING, **change)  # type: ignore[arg-type]  # named fields
-    ask = Ask(prompt=prompt, sampling=sampling, request_id=request_id)  # type: ignore[arg-type]  # a text or ids
+    ask = Ask(prompt=prompt, sampling=sampling, request_id=request_id)  # type: ignore[arg-type]  # text or token ids
     try:
         async for _ in generate(stack.channel, ask, timeout_s=20.0):
             pass

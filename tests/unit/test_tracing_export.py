@@ -100,7 +100,7 @@ def test_a_line_is_what_the_official_encoder_says() -> None:
         return [binary(each) for each in node] if isinstance(node, list) else node
 
     ours = collector_pb.ExportTraceServiceRequest()
-    json_format.ParseDict(binary(json.loads(line_of(spans))), ours)  # type: ignore[arg-type]  # a dict
+    json_format.ParseDict(binary(json.loads(line_of(spans))), ours)  # type: ignore[arg-type]  # JSON object
     official = encode_spans(spans)
     for message in (ours, official):
         for scope in message.resource_spans[0].scope_spans:
@@ -356,7 +356,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     [
         ({"trace_ratio": 1.5}, "trace_ratio: is 1.5; set it to a share from 0 to 1"),
         ({"trace_endpoint": "localhost:4317"}, "trace_endpoint: is 'localhost:4317'; write it as"),
-        ({"trace_endpoint": "http://x"}, "trace_endpoint: is 'x'; write it as host:port"),
+        ({"trace_endpoint": "http://localhost"}, "trace_endpoint: is 'localhost'; write it as host:port"),
         ({"trace_queue_max": 0}, "trace_queue_max: is 0; set it to 1 or more"),
         ({"trace_dir": ""}, "trace_dir: is ''; set it to a directory"),
     ],

@@ -56,7 +56,7 @@ async def started(r: Rig, sampling: object = LONG) -> HandRouter:
     """An attempt under way at the decode worker."""
     router = HandRouter()
     r.connect(router)
-    await r.start_one(router, "r/0/1", PROMPT, sampling)  # type: ignore[arg-type]  # a Sampling
+    await r.start_one(router, "r/0/1", PROMPT, sampling)  # type: ignore[arg-type]  # Sampling
     return router
 
 
