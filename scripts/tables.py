@@ -5,8 +5,10 @@ Each stands between two markers; `make gen` renews them, and a test finds a stal
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
+from scripts.operators_tables import METRICS, SETTINGS, metric_rows, setting_rows
 from services.router import parity
 from services.router.openai import openapi
 from services.router.openai.reading import UNSUPPORTED
@@ -72,9 +74,22 @@ def unsupported() -> str:
     return table(["field", "why"], [[f"`{name}`", why] for name, (why, _) in UNSUPPORTED.items()])
 
 
+def metrics(who: str) -> str:
+    """What a service exports."""
+    return table(["metric", "kind", "labels", ""], metric_rows(METRICS[who]))
+
+
+def settings(service: str) -> str:
+    """What a service can be told."""
+    head = ["in the file", "flag", "variable", "default", ""]
+    return table(head, setting_rows(service))
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/errors.md": {"errors": errors},
     "docs/api.md": {"routes": routes, "fields": fields, "unsupported": unsupported},
+    "docs/operations.md": {f"{who} metrics": partial(metrics, who) for who in METRICS},
+    "docs/configuration.md": {f"{who} settings": partial(settings, who) for who in SETTINGS},
 }
 """By document and marker."""
 

@@ -32,6 +32,9 @@ from splitwave.runtime.tracing import OFF, trace_id_of
 
 log = logging.getLogger(__name__)
 
+CONFIRMED = "confirmed"
+"""What is counted of a handoff whose lease was live until its data had arrived."""
+
 
 class Decoding:
     """All attempts of one worker. Live ones are those in their sessions' `attempts`."""
@@ -157,7 +160,7 @@ class Decoding:
     async def _fence(self, attempt: Attempt) -> None:
         """Show nothing before prefill has said that what was read is good."""
         error = await self._holdings.confirm(attempt)
-        self.fences["confirmed" if error is None else error.reason.value] += 1
+        self.fences[CONFIRMED if error is None else error.reason.value] += 1
         if attempt.over:
             return
         if error is None:

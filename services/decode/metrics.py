@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 from prometheus_client import Metric
 
-from services.decode.decode import Decoding
+from services.decode.decode import CONFIRMED, Decoding
 from services.decode.frames import Frames
 from services.decode.holdings import Holdings
 from services.decode.room import Room
 from services.decode.sessions import Sessions
+from splitwave.core.errors import Reason
+from splitwave.core.generation import FinishReason
 from splitwave.runtime.metrics import counter, gauge, histogram
 
 SEATS_MAX = gauge("splitwave_decode_seats_max", "Seats of a rank.", "rank")
@@ -52,6 +54,10 @@ FAMILIES = (
 )  # fmt: skip
 
 
+_ENDS = (*FinishReason, *Reason)
+_ANSWERS = (CONFIRMED, Reason.HANDOFF_EXPIRED, Reason.EPOCH_MISMATCH, Reason.WORKER_LOST)
+
+
 def families(
     room: Room, sessions: Sessions, decoding: Decoding, holdings: Holdings
 ) -> Iterator[Metric]:
@@ -61,9 +67,10 @@ def families(
     yield SESSIONS_OPENED.of(sessions.opened)
     yield SESSIONS_REATTACHED.of(sessions.reattached)
     yield ATTEMPTS.of(len(holdings.engaged))
-    yield ATTEMPTS_ENDED.by_one(decoding.ends)
+    # A count that appears with its first event has no increase: every one begins at 0.
+    yield ATTEMPTS_ENDED.by_one({**dict.fromkeys(_ENDS, 0), **decoding.ends})
     yield from _frame_families(decoding.frames)
-    yield FENCES.by_one(decoding.fences)
+    yield FENCES.by_one({**dict.fromkeys(_ANSWERS, 0), **decoding.fences})
     yield HANDOFF_S.spread(decoding.handoff_s)
     yield RELEASES_FAILED.of(holdings.releases.failed)
 

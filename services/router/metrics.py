@@ -1,18 +1,20 @@
 """Metrics of a router. docs/operations.md lists them, from the declarations here."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import Metric
 
 from services.router.front_door import FrontDoor
 from services.router.tally import Tally
+from splitwave.core.errors import Reason
 from splitwave.runtime.metrics import counter, gauge, histogram, process_families
+from splitwave.runtime.tracing_names import FINISHED
 
-LIVE = gauge("splitwave_router_requests_live", "Requests being served.")
-LIVE_MAX = gauge("splitwave_router_requests_live_max", "Requests served at once, at most.")
+LIVE = gauge("splitwave_router_requests_live", "Completions being served.")
+LIVE_MAX = gauge("splitwave_router_requests_live_max", "Completions served at once, at most.")
 ADMITTED = counter(
     "splitwave_router_requests_admitted",
-    "Requests let in: live ones, and the sum over all outcomes.",
+    "Requests let in. Each has one outcome in the end.",
 )
 REQUESTS = counter(
     "splitwave_router_requests",
@@ -81,6 +83,18 @@ FAMILIES = (
 )  # fmt: skip
 
 
+_SHED = (Reason.OVERLOADED, Reason.WORKER_DRAINING)
+
+
+def _none_yet(reasons: Iterable[Reason]) -> dict[str, float]:
+    """A count that appears with its first event has no increase: every one begins at 0."""
+    return {reason.value: 0 for reason in reasons}
+
+
+def _named(counts: Mapping[Reason, int]) -> dict[str, float]:
+    return {reason.value: count for reason, count in counts.items()}
+
+
 async def collect(door: FrontDoor) -> Iterable[Metric]:
     """Every family, from the counts as they are now."""
     return (
@@ -103,13 +117,14 @@ def _request_families(door: FrontDoor) -> Iterator[Metric]:
     yield LIVE.of(door.admission.live)
     yield LIVE_MAX.of(door.admission.live_max)
     yield ADMITTED.of(door.admitted)
-    yield REQUESTS.by_one(door.outcomes)
-    yield SHED.by_one({reason.value: n for reason, n in door.admission.refused.items()})
+    yield REQUESTS.by_one({FINISHED: 0, **_none_yet(Reason), **door.outcomes})
+    yield SHED.by_one({**_none_yet(_SHED), **_named(door.admission.refused)})
     yield PROMPT_TOKENS.of(history.prompt_tokens)
     yield CACHED_TOKENS.of(history.cached_tokens)
     yield COMPLETION_TOKENS.of(history.completion_tokens)
     yield HANDOFF_BYTES.of(history.handoff_bytes)
-    yield RESUMES.by_one({reason.value: n for reason, n in history.resumes.items()})
+    resumable = [reason for reason in Reason if reason.resumable]
+    yield RESUMES.by_one({**_none_yet(resumable), **_named(history.resumes)})
 
 
 def _time_families(door: FrontDoor) -> Iterator[Metric]:

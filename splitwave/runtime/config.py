@@ -217,7 +217,7 @@ def _checked(kind: type[T], values: Mapping[str, object], given: Mapping[str, _G
     """Make the dataclass; what its own checks say comes back with the value's source."""
     lacking = [f.name for f in _fields(kind) if _required(f) and f.name not in values]
     if lacking:
-        raise ConfigError(f"{lacking[0]}: not set; give it as {_flag(lacking[0])}")
+        raise ConfigError(f"{lacking[0]}: not set; give it as {flag(lacking[0])}")
     try:
         return kind(**values)
     except BadSetting as error:
@@ -242,7 +242,7 @@ def _parser(kind: type[Any], service: str) -> argparse.ArgumentParser:
         table = is_table(hints[item.name])
         default = "none" if table else item.default if item.default != "" else "empty"
         parser.add_argument(
-            _flag(item.name),
+            flag(item.name),
             dest=item.name,
             action="append" if table else "store",
             metavar="NAME=VALUE" if table else item.name.rpartition("_")[2].upper(),
@@ -263,7 +263,7 @@ def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
     for name, value in flags.items():
         if value is not None and name != "print_config":
             text = ",".join(value) if isinstance(value, list) else value
-            given[name] = _Given(text, f"flag {_flag(name)}")
+            given[name] = _Given(text, f"flag {flag(name)}")
     return given
 
 
@@ -315,7 +315,8 @@ def _required(item: "dataclasses.Field[Any]") -> bool:  # any field of any confi
     return item.init and item.default is missing and item.default_factory is missing
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """Flag of a field."""
     return "--" + name.replace("_", "-")
 
 

@@ -27,6 +27,7 @@ from splitwave.core.worker import Role
 from splitwave.runtime.metrics import scrape
 
 _encode = msgspec.json.encode
+_VERSION = version("splitwave")  # Read here: it is a file, and the loop must not wait for files.
 
 PAGE = importlib.resources.files(__package__).joinpath("page.html").read_bytes()
 
@@ -103,7 +104,7 @@ class StatusPage:
         state = SERVING if door.ready() else UNREACHABLE
         return RouterView(
             router_id=door.settings.router_id,
-            version=version("splitwave"),
+            version=_VERSION,
             model=door.settings.model,
             state=DRAINING if door.admission.closed else state,
             uptime_s=asyncio.get_running_loop().time() - self._began_s,
