@@ -12,6 +12,7 @@ _HIDDEN = frozenset(
         "gen_ai.operation.name",
         "gen_ai.provider.name",
         "gen_ai.response.model",
+        "splitwave.attempt_id",
         "splitwave.group",
         "splitwave.epoch",
         names.ROUTER_SPANS,
@@ -25,7 +26,7 @@ def tree(spans: Sequence[SpanRecord]) -> Iterator[str]:
     """Lines for all spans of one trace, the earliest first among those of one parent."""
     by_id = {span.span_id: span for span in spans}
     below: dict[str, list[SpanRecord]] = {}
-    for span in sorted(spans, key=lambda span: (span.began_ns, -span.ended_ns)):
+    for span in sorted(spans, key=lambda span: (span.began_ns, span.ended_ns)):
         below.setdefault(span.parent_id if span.parent_id in by_id else "", []).append(span)
     zero_ns = min(span.began_ns for span in spans)
     began = datetime.fromtimestamp(zero_ns / 1e9, UTC).isoformat(sep=" ", timespec="milliseconds")
@@ -56,8 +57,9 @@ def _facts(span: SpanRecord, zero_ns: int) -> str:
         words.append(f"ERROR {span.attributes.get('error.type')}")
         if span.message and span.message != span.attributes.get("error.type"):
             words.append(f"({span.message})")
+    hidden = _HIDDEN if span.name == names.PREFILL else _HIDDEN | {"splitwave.handoff.id"}
     for name, value in span.attributes.items():
-        if name not in _HIDDEN:
+        if name not in hidden:
             words.append(f"{_short(name)}={_shown(value)}")
     for event in span.events:
         said = "".join(f" {_shown(value)}" for value in event.attributes.values())

@@ -13,6 +13,7 @@ from typing import Any  # JSON
 import grpc
 import pytest
 from google.protobuf import json_format
+from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector_pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector_grpc
@@ -331,6 +332,17 @@ async def test_each_process_has_a_file_of_its_own_in_the_directory(tmp_path: Pat
     assert len(list(read_spans(tmp_path / "traces"))) == 1
 
 
+async def test_the_process_s_own_provider_is_left_alone(tmp_path: Path) -> None:
+    before = trace.get_tracer_provider()
+    config = PrefillLike(trace_exporter="file", trace_dir=str(tmp_path))
+
+    async with tracing(config, "p0"):
+        trace.get_tracer("vllm").start_span("llm_request").end()
+
+    assert trace.get_tracer_provider() is before
+    assert list(read_spans(tmp_path)) == [], "another library's spans among ours"
+
+
 async def test_by_default_nothing_is_traced() -> None:
     async with tracing(PrefillLike(), "p0") as traces:
         assert traces is OFF
@@ -356,7 +368,10 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     [
         ({"trace_ratio": 1.5}, "trace_ratio: is 1.5; set it to a share from 0 to 1"),
         ({"trace_endpoint": "localhost:4317"}, "trace_endpoint: is 'localhost:4317'; write it as"),
-        ({"trace_endpoint": "http://localhost"}, "trace_endpoint: is 'localhost'; write it as host:port"),
+        (
+            {"trace_endpoint": "http://localhost"},
+            "trace_endpoint: is 'localhost'; write it as host:port",
+        ),
         ({"trace_queue_max": 0}, "trace_queue_max: is 0; set it to 1 or more"),
         ({"trace_dir": ""}, "trace_dir: is ''; set it to a directory"),
     ],
