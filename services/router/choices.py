@@ -19,6 +19,8 @@ from splitwave.runtime import tracing_names as names
 
 ROUND_S = 1.0
 """How long the first try to get room for all may take; each further one has twice the time."""
+TURN_S_MAX = 30.0
+"""How long one request may try while others wait for their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,57 @@ def sampling_of_choice(sampling: Sampling, choice: int) -> Sampling:
     return replace(sampling, seed=(sampling.seed - SEED_MIN + choice) % span + SEED_MIN)
 
 
+class Turns:
+    """Whose turn it is to take room for several choices: one request of a router at a time.
+
+    Requests that each hold what the others lack would wait for ever. Those of other routers
+    may still do so: all that was got is given back after a while of chance, and taken anew;
+    the while doubles, so that a request which only has to wait gets its room in the end.
+    """
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        """`chance` returns numbers in [0, 1)."""
+        self._chance = chance
+        self._turn = asyncio.Lock()  # In the order of arrival.
+
+    async def rooms(self, choices: Sequence[Choice], fleet: Fleet) -> list[Room | None]:
+        """Room for each choice that needs any. Raises OVERLOADED or POOL_UNAVAILABLE."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        patience_s = choices[0].call.deadline.share_s(began_s, ROOM_SHARE)
+        try:
+            with tracing.span(names.GRANT):
+                async with asyncio.timeout(patience_s), self._turn:
+                    until_s = min(began_s + patience_s, loop.time() + TURN_S_MAX)
+                    return await self._take(choices, fleet, until_s)
+        except TimeoutError:
+            error = ServingError(Reason.OVERLOADED, "others wait for room as well")
+            raise _named(error, len(choices)) from None
+        finally:
+            for choice in choices:
+                choice.trail.grant_wait_s += loop.time() - began_s
+
+    async def _take(
+        self, choices: Sequence[Choice], fleet: Fleet, until_s: float
+    ) -> list[Room | None]:
+        """Try in rounds, each longer than the one before."""
+        loop = asyncio.get_running_loop()
+        began_s, round_s = loop.time(), ROUND_S
+        while True:
+            round_ends_s = loop.time() + round_s * (0.5 + self._chance())
+            waits_until = Deadline(min(until_s, round_ends_s))
+            try:
+                return await _round(choices, fleet, waits_until)
+            except ServingError as error:
+                now_s = loop.time()
+                refused = not waits_until.passed(now_s)  # At once: waiting does not help.
+                if refused or now_s >= _patience(error, began_s, until_s):
+                    raise _named(error, len(choices)) from error
+            round_s *= 2
+
+
 async def serve_choices(
-    choices: Sequence[Choice], fleet: Fleet, finished: Finished, chance: Callable[[], float]
+    choices: Sequence[Choice], fleet: Fleet, finished: Finished, turns: Turns
 ) -> None:
     """Serve all choices; `finished` hears of each as it ends. Raises what the first one fails with.
 
@@ -55,7 +106,7 @@ async def serve_choices(
     for choice in choices:
         refuse_impossible(choice.call.request)
     with ExitStack() as kept:
-        rooms = await _rooms(choices, fleet, chance)
+        rooms = await turns.rooms(choices, fleet)
         for room in rooms:
             if room is not None:
                 kept.enter_context(room)  # Given back here if its choice never gets to it.
@@ -83,36 +134,6 @@ async def _serve(choice: Choice, fleet: Fleet, finished: Finished, room: Room | 
     finished(choice, await generate(choice.call, fleet, choice.sink, choice.trail, room))
 
 
-async def _rooms(
-    choices: Sequence[Choice], fleet: Fleet, chance: Callable[[], float]
-) -> list[Room | None]:
-    """Room for each choice that needs any, taken together.
-
-    Two requests that each hold what the other lacks would wait for ever. So all that was
-    got is given back after a while of chance, and taken anew; the while doubles, so that
-    a request which only has to wait its turn gets it in the end.
-    """
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    deadline = choices[0].call.deadline
-    until_s = began_s + deadline.share_s(began_s, ROOM_SHARE)
-    round_s = ROUND_S
-    try:
-        with tracing.span(names.GRANT):
-            while True:
-                waits_s = loop.time() + round_s * (0.5 + chance())
-                waits_until = Deadline(min(until_s, waits_s))
-                try:
-                    return await _round(choices, fleet, waits_until)
-                except ServingError as error:
-                    if loop.time() >= _patience(error, began_s, until_s):
-                        raise _named(error, len(choices)) from error
-                round_s *= 2
-    finally:
-        for choice in choices:
-            choice.trail.grant_wait_s += loop.time() - began_s
-
-
 async def _round(
     choices: Sequence[Choice], fleet: Fleet, waits_until: Deadline
 ) -> list[Room | None]:
@@ -123,8 +144,11 @@ async def _round(
         await asyncio.gather(*asked)
     except BaseException:
         for ask in asked:
-            ask.cancel()
-            ask.add_done_callback(_give_back)
+            if ask.done():
+                _give_back(ask)
+            else:
+                ask.cancel()
+                ask.add_done_callback(_give_back)  # It may have got its room all the same.
         raise
     return [None if ask is None else ask.result() for ask in asks]
 

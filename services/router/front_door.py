@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from services.router import tracing
 from services.router.attempts import Call, Trail
 from services.router.budget import Admission
-from services.router.choices import Choice, all_or_none, sampling_of_choice, serve_choices
+from services.router.choices import Choice, Turns, all_or_none, sampling_of_choice, serve_choices
 from services.router.fleet import WorkerFleet
 from services.router.generate import Finish
 from services.router.history import History
@@ -60,6 +60,7 @@ class FrontDoor:
         self.fleet = fleet
         self.admission = Admission(settings.live_max)
         self.traces = OFF
+        self._turns = Turns(fleet.rooms.chance)
         self.admitted = 0
         self.outcomes: Counter[str] = Counter()
         self.history = History()
@@ -212,9 +213,7 @@ class FrontDoor:
         live = self.history.begin(order.request_id, len(order.token_ids), serving.choices)
         outcome, why = Reason.CANCELLED.value, ""  # Unless we learn better.
         try:
-            await serve_choices(
-                serving.choices, self.fleet, serving.finished, self.fleet.rooms.chance
-            )
+            await serve_choices(serving.choices, self.fleet, serving.finished, self._turns)
             outcome = FINISHED
         except ServingError as error:
             outcome, why = error.reason.value, error.message

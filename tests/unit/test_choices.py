@@ -1,0 +1,188 @@
+"""n choices of a request: room for all or none, seeds of their own, one end for all."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.router.attempts import Call, Trail
+from services.router.choices import Choice, Turns, sampling_of_choice, serve_choices
+from services.router.generate import Finish
+from services.router.sink import TextSink
+from splitwave.core.deadline import Deadline
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.generation import FinishReason, Request, Sampling
+from splitwave.core.sampling_limits import SEED_MAX, SEED_MIN
+from splitwave.engine.sim import write_vocabulary
+from splitwave.text import TextOptions, TextStream, Tokenizer
+from tests.fakes import FakeDecode, FakeFleet, FakePrefill, Pause, no_pause, now_s, token_after
+
+EMPTY = {"leased blocks": 0, "decode blocks": 0, "decode seats": 0}
+PROMPT = (1, 2, 3)
+GREEDY = Sampling(max_tokens=5, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory: Path = tmp_path_factory.mktemp("model")
+    write_vocabulary(directory)
+    return Tokenizer.load(directory)
+
+
+class Served:
+    """A request of some choices at one fake decode worker."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        count: int,
+        *,
+        sampling: Sampling = GREEDY,
+        pause: Pause = no_pause,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self.prefill = FakePrefill(pause)
+        self.decode = FakeDecode("d0", self.prefill, pause)
+        self.fleet = FakeFleet(self.prefill, self.decode, pause=pause)
+        self.ends: list[tuple[int, FinishReason]] = []
+        self.choices = [
+            Choice(
+                Call(
+                    request=Request("r", PROMPT, sampling_of_choice(sampling, i)),
+                    key="r#1",
+                    deadline=Deadline(now_s() + timeout_s),
+                    stall_max_s=60,
+                    choice=i,
+                ),
+                TextSink(TextStream(tokenizer, TextOptions(), PROMPT), lambda part: None),
+                Trail(),
+            )
+            for i in range(count)
+        ]
+
+    async def run(self) -> None:
+        try:
+            await serve_choices(self.choices, self.fleet, self.finished, Turns(lambda: 0.5))
+        finally:
+            await self.fleet.settled()
+
+    def finished(self, choice: Choice, finish: Finish) -> None:
+        self.ends.append((choice.call.choice, finish.finish_reason))
+
+
+def seats(served: Served, count: int) -> None:
+    """Leave so many seats free."""
+    table = served.decode.table
+    while table.seats_free > count:
+        assert table.grant("other", 1, 1e9) is not None
+
+
+async def test_each_choice_has_its_own_attempt_and_its_own_end(tokenizer: Tokenizer) -> None:
+    served = Served(tokenizer, 3)
+
+    await served.run()
+
+    ids = {call.handoff_id for call in served.prefill.calls}
+    assert ids == {"r#1/0/1", "r#1/1/1", "r#1/2/1"}
+    assert sorted(served.ends) == [(i, FinishReason.LENGTH) for i in range(3)]
+    right = list(PROMPT)
+    for _ in range(5):
+        right.append(token_after(right))
+    assert [list(choice.sink.token_ids) for choice in served.choices] == [right[3:]] * 3
+    assert served.fleet.held() == EMPTY
+
+
+@pytest.mark.parametrize(
+    ("seed", "seeds"),
+    [(5, [5, 6, 7]), (SEED_MAX - 1, [SEED_MAX - 1, SEED_MAX, SEED_MIN]), (None, [None] * 3)],
+)
+def test_a_choice_has_the_seed_plus_its_index_in_64_bits(
+    seed: int | None, seeds: list[int | None]
+) -> None:
+    sampling = replace(GREEDY, seed=seed)
+
+    assert [sampling_of_choice(sampling, i).seed for i in range(3)] == seeds
+
+
+async def test_no_prefill_starts_unless_all_have_room(tokenizer: Tokenizer) -> None:
+    served = Served(tokenizer, 3, timeout_s=0.2)
+    seats(served, 2)
+    others = served.fleet.held()
+
+    with pytest.raises(ServingError) as refused:
+        await served.run()
+
+    assert refused.value.reason is Reason.OVERLOADED
+    assert refused.value.message.startswith("n: no room for 3 completions at once")
+    assert served.prefill.calls == []
+    assert served.fleet.held() == others, "what was taken is given back"
+
+
+async def test_a_request_that_needs_no_decode_takes_no_room(tokenizer: Tokenizer) -> None:
+    served = Served(tokenizer, 3, sampling=replace(GREEDY, max_tokens=1))
+    seats(served, 0)
+
+    await served.run()
+
+    assert sorted(served.ends) == [(i, FinishReason.LENGTH) for i in range(3)]
+    assert served.fleet.needs == []
+
+
+async def test_one_choice_that_fails_ends_the_others(tokenizer: Tokenizer) -> None:
+    served = Served(tokenizer, 3)
+    served.decode.ends = [(1, ServingError(Reason.STALLED, "no token came"))]
+
+    with pytest.raises(ServingError) as failed:
+        await served.run()
+
+    assert failed.value.reason is Reason.STALLED
+    assert len(served.ends) < 3
+    assert served.fleet.held() == EMPTY
+
+
+async def test_a_bug_in_one_choice_is_raised_as_it_is(tokenizer: Tokenizer) -> None:
+    served = Served(tokenizer, 2)
+
+    def finished(choice: Choice, finish: Finish) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await serve_choices(served.choices, served.fleet, finished, Turns(lambda: 0.5))
+    await served.fleet.settled()
+
+    assert served.fleet.held() == EMPTY
+
+
+async def cancelled_at(k: int, tokenizer: Tokenizer) -> tuple[bool, Served]:
+    count = 0
+
+    async def pause() -> None:
+        nonlocal count
+        count += 1
+        if count == k:
+            task.cancel()
+        await asyncio.sleep(0)
+
+    served = Served(tokenizer, 3, pause=pause)
+    task = asyncio.create_task(
+        serve_choices(served.choices, served.fleet, served.finished, Turns(lambda: 0.5))
+    )
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await served.fleet.settled()
+    return task.cancelled(), served
+
+
+async def test_choices_cancelled_at_any_await_leave_nothing_held(tokenizer: Tokenizer) -> None:
+    held_after_cancel = []
+    for k in range(1, 300):
+        was_cancelled, served = await cancelled_at(k, tokenizer)
+        if served.fleet.held() != EMPTY:
+            held_after_cancel.append(k)
+        if not was_cancelled:
+            break
+
+    assert k > 15
+    assert held_after_cancel == []
