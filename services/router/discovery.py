@@ -76,7 +76,7 @@ async def follow(
     while True:
         try:
             found = await workers.resolve()
-        except OSError:
+        except (OSError, UnicodeError):  # The second is a name that no DNS can hold.
             found = before or []
         mine = subset(found, share.router_index, share.routers, share.workers_max)
         if mine != before:

@@ -147,7 +147,7 @@ class WorkerFleet:
         """Serve exactly these decode workers; others finish what runs there and go."""
         for address in addresses:
             peer = self._decode.get(address)
-            if peer is None:
+            if peer is None or not self._runs(f"decode {address}"):  # It has left already.
                 settings = PeerSettings(
                     router_id=self._settings.router_id,
                     silence_max_s=self._settings.silence_max_s,
@@ -156,7 +156,9 @@ class WorkerFleet:
                 peer = DecodePeer(address, self._network.dial_decode, settings, self.rooms)
                 self._decode[address] = peer
                 self._spawn(f"decode {address}", peer.run())
-            peer.leaving = False
+            if peer.leaving:
+                peer.leaving = False
+                self._end(f"leave decode {address}")
         for address, peer in self._decode.items():
             if address not in addresses and not peer.leaving:
                 peer.leaving = True
@@ -171,25 +173,41 @@ class WorkerFleet:
                 self._prefill[address] = peer
                 watch = peer.watch(self._settings.router_id, self.prefill_pool)
                 self._spawn(f"prefill {address}", watch)
-            peer.leaving = False
+            if peer.leaving:
+                peer.leaving = False
+                self._end(f"leave prefill {address}")
         for address, peer in self._prefill.items():
             if address not in addresses and not peer.leaving:
                 peer.leaving = True
                 self._spawn(f"leave prefill {address}", self._leave_prefill(address, peer))
 
     async def _leave_prefill(self, address: str, peer: PrefillPeer) -> None:
+        """Cancelled if the worker is listed again before it has gone."""
         await asyncio.sleep(PREFILL_LINGER_S)
-        if peer.leaving:
-            del self._prefill[address]
-            self._tasks[f"prefill {address}"].cancel()
-            await peer.transport.close()
+        while peer.calls:  # noqa: ASYNC110  # nothing says so
+            # With the channel closed, gRPC would cancel the tasks of those that wait.
+            await asyncio.sleep(LEAVING_LOOK_EVERY_S)
+        del self._prefill[address]
+        self._end(f"prefill {address}")
+        await peer.transport.close()
 
     async def _leave(self, address: str, peer: DecodePeer) -> None:
-        while peer.leaving and peer.session.running:  # noqa: ASYNC110  # nothing says so
+        """Cancelled if the worker is listed again before it has gone."""
+        while peer.session.running:  # noqa: ASYNC110  # nothing says so
             await asyncio.sleep(LEAVING_LOOK_EVERY_S)
-        if peer.leaving:
+        if self._decode.get(address) is peer:
             del self._decode[address]
-            self._tasks[f"decode {address}"].cancel()
+            self._end(f"decode {address}")
+
+    def _runs(self, name: str) -> bool:
+        task = self._tasks.get(name)
+        return task is not None and not task.done()
+
+    def _end(self, name: str) -> None:
+        """Cancel a task, unless it has ended by itself."""
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
 
     def _spawn(self, name: str, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)

@@ -6,13 +6,22 @@ what it was given, and asks where it has none.
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.placement import roomier, two_choices
-from splitwave.core.session import AskGrant, CancelAsk, Granted, ReturnGrants, Submit, TakeGrant
+from splitwave.core.session import (
+    AskGrant,
+    CancelAsk,
+    Granted,
+    GroupLoad,
+    ReturnGrants,
+    Submit,
+    TakeGrant,
+)
 
 if TYPE_CHECKING:
     from services.router.decode_attempt import Attempt
@@ -26,6 +35,8 @@ ANSWER_GRACE_S = 1.0
 """How long past its patience an ask's refusal may take to arrive."""
 POOL_WAIT_S = 5.0
 """How long a request waits for any worker to be there."""
+LOOK_AGAIN_S = 1.0
+"""How often a request that waits looks whether the worker that it asked is still there."""
 
 
 class GrantFloat:
@@ -91,8 +102,12 @@ class TakenRoom:
     async def submit(self, submit: Submit, held: "Held", sink: "Sink") -> "Attempt":
         """Spend the grant; return once the worker has accepted, or raise why it has not."""
         assert not self._spent
+        try:
+            attempt = self._session.submit(submit, held, sink)
+        except ServingError:
+            self.give_back()  # It was not sent: the worker would keep the room for it.
+            raise
         self._spent = True
-        attempt = self._session.submit(submit, held, sink)
         await attempt.accepted()
         return attempt
 
@@ -103,10 +118,23 @@ class _Waiter:
 
     need: "RoomNeed"
     done: asyncio.Future[TakenRoom | ServingError]
+    alone_since_s: float
+    """Since when no worker is asked, while none is."""
     ask_id: str = ""
     asked: "Session | None" = None
     refused_by: dict[str, ServingError] = field(default_factory=dict)
     """By session id."""
+
+    def asks_nobody(self) -> None:
+        """Its ask has been answered, or is lost."""
+        self.ask_id, self.asked, self.alone_since_s = "", None, _now_s()
+
+    def patience_ends_s(self) -> float:
+        """Long for room, short for any worker to be there."""
+        until_s = self.need.waits_until.at_s
+        if self.asked is not None:
+            return until_s + ANSWER_GRACE_S
+        return min(until_s, self.alone_since_s + POOL_WAIT_S)
 
 
 class Rooms:
@@ -125,6 +153,8 @@ class Rooms:
         self._ids = itertools.count(1)
         self._waiters: dict[_Waiter, None] = {}  # An ordered set.
         self._asks: dict[str, _Waiter] = {}
+        self._asks_at: Counter[Session | None] = Counter()
+        """Own asks that have not been answered: a worker's word of its load is older."""
 
     @property
     def waiting(self) -> int:
@@ -136,7 +166,7 @@ class Rooms:
         room = self._from_float(need)  # Whoever waits longer and fits was served before.
         if room is not None:
             return room
-        waiter = _Waiter(need, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(need, asyncio.get_running_loop().create_future(), _now_s())
         self._waiters[waiter] = None
         self._ask(waiter)
         try:
@@ -152,38 +182,34 @@ class Rooms:
         return room_or_error
 
     async def _answer(self, waiter: _Waiter) -> TakenRoom | ServingError:
-        """Wait while there is patience: long for room, short for any worker to be there."""
-        pool_until_s = _now_s() + POOL_WAIT_S
+        """Wait while there is patience."""
         while not waiter.done.done():
-            until_s = waiter.need.waits_until.at_s
-            until_s = (
-                min(until_s, pool_until_s) if waiter.asked is None else until_s + ANSWER_GRACE_S
-            )
-            if _now_s() >= until_s:
+            left_s = waiter.patience_ends_s() - _now_s()
+            if left_s <= 0.0:
                 return self._out_of_patience(waiter)
-            await asyncio.wait((waiter.done,), timeout=until_s - _now_s())
+            await asyncio.wait((waiter.done,), timeout=min(left_s, LOOK_AGAIN_S))
         return waiter.done.result()
 
     # What sessions report.
 
     def granted(self, session: "Session", granted: Granted) -> None:
         """Give a grant to the request that asked for it, or put it into the session's float."""
-        waiter = self._asks.pop(granted.ask_id, None)
+        waiter = self._ask_ended(granted.ask_id)
         if granted.ask_id and (waiter is None or waiter.done.done()):
             # Its ask was withdrawn, and the worker takes it back with that.
             return
         if waiter is None:
             session.float.add(granted, _now_s())
             return
-        waiter.ask_id, waiter.asked = "", None
+        waiter.asks_nobody()
         waiter.done.set_result(self._taken(session, granted, waiter.need))
 
     def refused(self, session: "Session", ask_id: str, error: ServingError) -> None:
         """An ask gets no grant there: ask the next worker, or give up with that error."""
-        waiter = self._asks.pop(ask_id, None)
+        waiter = self._ask_ended(ask_id)
         if waiter is None or waiter.done.done():
             return
-        waiter.ask_id, waiter.asked = "", None
+        waiter.asks_nobody()
         waiter.refused_by[session.session_id] = error
         if error.reason is Reason.INVALID_REQUEST or waiter.need.waits_until.passed(_now_s()):
             waiter.done.set_result(error)
@@ -246,18 +272,32 @@ class Rooms:
                 waiter.done.set_result(_soonest(waiter.refused_by.values()))
             return
         a, b = two_choices(len(unasked), self.chance(), self.chance())
-        session = unasked[a] if roomier(unasked[a].load, unasked[b].load) else unasked[b]
+        first_is_roomier = roomier(self._load(unasked[a]), self._load(unasked[b]))
+        session = unasked[a] if first_is_roomier else unasked[b]
         waiter.ask_id, waiter.asked = f"a{next(self._ids)}", session
         self._asks[waiter.ask_id] = waiter
+        self._asks_at[session] += 1
         wait_s = waiter.need.waits_until.remaining_s(_now_s())
         session.post(AskGrant(waiter.ask_id, _blocks(session, waiter.need), wait_s))
+
+    def _load(self, session: "Session") -> GroupLoad:
+        asks = max(session.load.asks_waiting, self._asks_at[session])
+        return replace(session.load, asks_waiting=asks)
+
+    def _ask_ended(self, ask_id: str) -> _Waiter | None:
+        waiter = self._asks.pop(ask_id, None)
+        if waiter is not None:
+            self._asks_at[waiter.asked] -= 1
+            if not self._asks_at[waiter.asked]:
+                del self._asks_at[waiter.asked]
+        return waiter
 
     def _withdraw(self, waiter: _Waiter) -> None:
         """Take an ask back; a grant already on its way for it goes back by that."""
         if waiter.asked is not None:
-            self._asks.pop(waiter.ask_id, None)
+            self._ask_ended(waiter.ask_id)
             waiter.asked.post(CancelAsk(waiter.ask_id))
-            waiter.ask_id, waiter.asked = "", None
+            waiter.asks_nobody()
 
     def _out_of_patience(self, waiter: _Waiter) -> ServingError:
         if waiter.refused_by:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ WELCOME_WAIT_S = 5.0
 
 _BREAKS = frozenset({Reason.WORKER_LOST, Reason.CANCELLED, Reason.DEADLINE_EXCEEDED})
 """How a broken connection may look; whether the session still lives, only a reattach tells."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class Received(NamedTuple):
@@ -122,6 +126,9 @@ class DecodePeer:
             return error
         except TimeoutError:
             return ServingError(Reason.WORKER_LOST, "the worker did not answer Hello in time")
+        except Exception as error:  # noqa: BLE001  # What one worker sends must not cost us it.
+            _log.exception("%s: what it sent could not be taken", self.address)
+            return ServingError(Reason.INTERNAL, f"{type(error).__name__}: {error}")
         raise AssertionError("talking ends with an error")
 
     async def _welcome(self, session: Session, connection: Connection) -> Welcome:
@@ -136,16 +143,24 @@ class DecodePeer:
         return welcome
 
     async def _talk(self, session: Session, connection: Connection) -> None:
+        """Talk until one of the three ends, and raise how.
+
+        No TaskGroup: in Python 3.11 it drops a cancellation that meets an error of its tasks,
+        and then nothing stops this peer any more.
+        """
+        tasks = [
+            asyncio.create_task(_write(session, connection)),
+            asyncio.create_task(_read(session, connection)),
+            asyncio.create_task(_notice_silence(session, self._silence_max_s)),
+        ]
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_write(session, connection))
-                tasks.create_task(_read(session, connection))
-                tasks.create_task(_notice_silence(session, self._silence_max_s))
-        except* ServingError as errors:
-            first = errors.exceptions[0]
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            first = next(task for task in tasks if task.done())
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        first.result()
 
 
 async def _write(session: Session, connection: Connection) -> None:

@@ -1,7 +1,7 @@
 """The prefill workers of one router: what their queues hold, where a prompt goes, and the call."""
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,6 +23,9 @@ LOOK_AGAIN_S = 1.0
 """How often a waiting prompt looks whether waiting still makes sense."""
 POOL_WAIT_S = 5.0
 """How long a request waits for any prefill worker to be there."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class PrefillTransport(Protocol):
@@ -54,6 +57,8 @@ class PrefillPeer:
         self.queue: PrefillQueue | None = None
         self.leaving = False
         """True once the worker is no longer listed: nothing new goes there."""
+        self.calls = 0
+        """Prompts whose answers are awaited."""
 
     @property
     def worker_id(self) -> str:
@@ -69,8 +74,12 @@ class PrefillPeer:
         """Follow the worker for ever, through its restarts."""
         backoff = Backoff()
         while True:
-            with contextlib.suppress(ServingError):
+            try:
                 await self._follow(router_id, pool, backoff)
+            except ServingError as error:
+                _log.debug("%s: %r", self.address, error)
+            except Exception:  # noqa: BLE001  # What one worker sends must not cost us it.
+                _log.exception("%s: what it sent could not be taken", self.address)
             self.queue = None
             await backoff.wait()
 
@@ -158,6 +167,7 @@ class PrefillPool:
         held.asked(peer.description.worker_id)
         tracing.event("asked", {"splitwave.prefill_worker": held.worker_id})
         timeout_s = deadline.remaining_s(_now_s())
+        peer.calls += 1
         try:
             result = await peer.transport.prefill(call, timeout_s)
         except ServingError as error:
@@ -167,6 +177,7 @@ class PrefillPool:
                 raise NoAnswer("prefill took longer than its share of the deadline") from error
             raise
         finally:
+            peer.calls -= 1
             self._unreserve(peer, call)
         if result.handoff is None:
             held.nothing_held()

@@ -155,8 +155,8 @@ class Session:
 
     def attach(self, welcome: Welcome) -> None:
         """A connection begins: what the worker has not received is sent again."""
+        self._link.ack(welcome.received_number)  # Raises for a number that was never sent.
         self.welcome = welcome
-        self._link.ack(welcome.received_number)
         self.outbox = deque(self._link.replay())
         self.outbox_filled.set()
         self._acked = self._link.received
@@ -219,10 +219,7 @@ class Session:
             case Frame():
                 self._take_frame(message)
             case Accepted():
-                attempt = self._answered(message.attempt_id)
-                self._slots[message.slot] = attempt
-                attempt.held.moved()
-                attempt.answer(None)
+                self._take_accepted(message)
             case Refused():
                 attempt = self._answered(message.attempt_id)
                 attempt.held.returned()
@@ -232,6 +229,15 @@ class Session:
                 self.post(ReturnGrants((attempt.grant_id,)))
             case Grants():
                 self._take_grants(message)
+
+    def _take_accepted(self, accepted: Accepted) -> None:
+        other = self._slots.get(accepted.slot)
+        if other is not None and other.sink is not None:
+            raise broken(f"slot {accepted.slot} was given to two attempts")
+        attempt = self._answered(accepted.attempt_id)
+        self._slots[accepted.slot] = attempt
+        attempt.held.moved()
+        attempt.answer(None)
 
     def _answered(self, attempt_id: str) -> Attempt:
         attempt = self._unanswered.pop(attempt_id, None)

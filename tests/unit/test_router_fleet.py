@@ -1,10 +1,13 @@
 """Workers join and leave a running router; a stop finishes its releases."""
 
 import asyncio
+from dataclasses import replace
 
+from services.router.fleet import PREFILL_LINGER_S
 from services.router.held import Held
 from splitwave.core.generation import Sampling
 from splitwave.core.worker import Role
+from splitwave.engine.sim import SimSettings
 from tests.sim import virtual_loop
 from tests.sim.router_world import EMPTY, Plan, world
 from tests.sim.weather import now_s
@@ -86,5 +89,86 @@ def test_a_release_that_nobody_answers_is_given_up_and_counted() -> None:
             assert w.fleet.releases.left_to_expiry == 1
             assert now_s() - began_s < 5.0
             assert (await w.held())["leases"] == EMPTY["leases"]
+
+    virtual_loop.run(scenario())
+
+
+def test_a_decode_worker_that_is_listed_again_while_it_leaves_gets_a_session() -> None:
+    async def scenario() -> None:
+        async with world(Plan(decode_nodes=2)) as w:
+            await w.ready()
+            served = w.ask("r", PROMPT, replace(GREEDY, max_tokens=200))
+            stream = asyncio.create_task(w.serve(served))
+            while not any(peer.session.running for peer in w.fleet.decode_peers()):  # noqa: ASYNC110  # nothing says so
+                await asyncio.sleep(0.01)
+            (busy,) = [peer for peer in w.fleet.decode_peers() if peer.session.running]
+            others = [x.address for x in w.fleet.decode_peers() if x is not busy]
+            w.fleet.list_decode(others)
+            await asyncio.sleep(0.5)
+
+            node = w.network.decode[busy.address]
+            await node.kill()  # Its session ends, and with that whoever kept it.
+            await node.start()
+            while not busy.session.over:  # noqa: ASYNC110  # nothing says so
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
+            w.fleet.list_decode([*others, busy.address])
+            await stream
+            await asyncio.sleep(5.0)
+
+            assert w.fleet.usable() == {Role.PREFILL: 1, Role.DECODE: 2}
+
+    virtual_loop.run(scenario())
+
+
+def test_a_prefill_worker_whose_name_comes_and_goes_is_not_lost() -> None:
+    async def scenario() -> None:
+        async with world(Plan()) as w:
+            await w.ready()
+            for _ in range(12):
+                w.fleet.list_prefill([])
+                await asyncio.sleep(PREFILL_LINGER_S / 4)
+                w.fleet.list_prefill(["p0:1"])
+                await asyncio.sleep(PREFILL_LINGER_S / 8)
+                assert w.fleet.usable()[Role.PREFILL] == 1
+
+    virtual_loop.run(scenario())
+
+
+def test_a_leave_that_began_before_the_last_one_does_not_shorten_it() -> None:
+    async def scenario() -> None:
+        async with world(Plan()) as w:
+            await w.ready()
+            w.fleet.list_prefill([])
+            await asyncio.sleep(PREFILL_LINGER_S - 10.0)
+            w.fleet.list_prefill(["p0:1"])
+            w.fleet.list_prefill([])
+            await asyncio.sleep(15.0)
+
+            assert w.fleet.prefill_pool.by_worker("p0:1") is not None, "releases go there yet"
+
+    virtual_loop.run(scenario())
+
+
+def test_a_prefill_worker_stays_reachable_while_a_prompt_is_computed_there() -> None:
+    async def scenario() -> None:
+        slow = SimSettings(role=Role.PREFILL, step_fixed_s=2 * PREFILL_LINGER_S, lease_ttl_s=600)
+        async with world(Plan(prefill=slow)) as w:
+            await w.ready()
+            closed: list[bool] = []
+            (peer,) = w.fleet.prefill_peers()
+
+            async def close() -> None:
+                closed.append(True)
+
+            peer.transport.close = close  # type: ignore[method-assign]  # looks whether it happens
+            stream = asyncio.create_task(w.serve(w.ask("r", PROMPT, GREEDY)))
+            await asyncio.sleep(1.0)
+            w.fleet.list_prefill([])
+            await asyncio.sleep(1.5 * PREFILL_LINGER_S)
+            assert not closed
+            await stream
+            await asyncio.sleep(2.0)
+            assert closed
 
     virtual_loop.run(scenario())

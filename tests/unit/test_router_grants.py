@@ -8,9 +8,11 @@ import pytest
 
 from services.router.generate import RoomNeed
 from services.router.grants import POOL_WAIT_S, GrantFloat, Rooms, TakenRoom
-from services.router.session import Session
+from services.router.held import Held, Owner
+from services.router.session import SUBMITS_KEPT_MAX, Session
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
+from splitwave.core.generation import Sampling
 from splitwave.core.session import (
     AskGrant,
     CancelAsk,
@@ -21,9 +23,10 @@ from splitwave.core.session import (
     TakeGrant,
     WorkerMessage,
 )
-from tests.fakes import now_s
+from tests.fakes import FakeSink, now_s
 from tests.sim import virtual_loop
-from tests.unit.test_router_session import WELCOME
+from tests.unit.hand_router import submission
+from tests.unit.test_router_session import HANDOFF, WELCOME
 
 LOAD = GroupLoad(seats_free=10, blocks_free=100, asks_waiting=0, draining=False)
 
@@ -285,5 +288,61 @@ def test_a_worker_that_never_answers_an_ask_ends_it_as_overloaded() -> None:
         assert error.reason is Reason.OVERLOADED
         assert 10.0 < now_s() < 12.0
         assert isinstance(pool.sent(0)[-1], CancelAsk)
+
+    virtual_loop.run(scenario())
+
+
+async def test_a_submission_that_cannot_be_sent_gives_its_room_back() -> None:
+    pool = Pool(LOAD)
+    pool.grant(0, 4)
+    room = await pool.rooms.take(need())
+    for _ in range(SUBMITS_KEPT_MAX):  # The worker acknowledges nothing.
+        pool.sessions[0].post(ReturnGrants(()))
+    pool.sent(0)
+    held = Held("h", lambda held: None)
+    held.asked("p0")
+    granted = Granted(room.grant_id, 0, 4, 2.0)
+    submit = submission("a", granted, HANDOFF, [1, 2, 3], Sampling(max_tokens=9))
+
+    with pytest.raises(ServingError, match="too slowly"):
+        await room.submit(submit, held, FakeSink())
+
+    assert pool.sent(0) == [ReturnGrants(("g",))], "the worker would keep it for the whole request"
+    assert held.owner is Owner.ROUTER
+
+
+def test_a_wait_for_lost_workers_is_short_however_long_it_was_asked_for() -> None:
+    async def scenario() -> None:
+        pool = Pool(LOAD)
+        take = await waiting(pool.rooms.take(need(waits_until=Deadline(now_s() + 100))))
+        await asyncio.sleep(20.0)
+
+        lost_at_s = now_s()
+        pool.sessions[0].detach()
+        error = await failure(take)
+
+        assert error.reason is Reason.POOL_UNAVAILABLE
+        assert POOL_WAIT_S <= now_s() - lost_at_s <= POOL_WAIT_S + 2.0
+
+    virtual_loop.run(scenario())
+
+
+def test_a_session_that_is_back_soon_costs_no_waiter_its_turn() -> None:
+    async def scenario() -> None:
+        pool = Pool()
+        take = await waiting(pool.rooms.take(need(waits_until=Deadline(now_s() + 100))))
+        session = Session("s0", pool.rooms)
+        pool.sessions.append(session)
+        await asyncio.sleep(POOL_WAIT_S - 0.2)
+        session.attach(WELCOME)
+        pool.say(0, Grants((), (), LOAD))
+        session.detach()
+
+        await asyncio.sleep(0.5)  # Longer than any worker may be awaited since the beginning.
+        session.attach(replace(WELCOME, reattached=True))
+        (ask,) = [x for x in pool.sent(0) if isinstance(x, AskGrant)][-1:]
+        pool.grant(0, 4, ask_id=ask.ask_id)
+
+        assert (await take).grant_id == "g"
 
     virtual_loop.run(scenario())

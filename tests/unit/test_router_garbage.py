@@ -1,0 +1,155 @@
+"""What a router makes of workers that break the contract: an error each, and it goes on."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from services.router.discovery import Share, Workers, follow
+from services.router.peer import DecodePeer, PeerSettings, Received
+from services.router.prefill_client import PrefillPeer, PrefillPool
+from services.router.session import Session
+from splitwave.core.errors import Reason, ServingError
+from splitwave.core.session import Accepted, Ack, Hello, RouterMessage, Welcome
+from splitwave.core.worker import WorkerDescription, WorkerLoad
+from tests.sim import virtual_loop
+from tests.unit.test_router_session import WELCOME, Peer, Rooms
+
+
+class Wire:
+    """A connection over which a worker says Welcome, and then one thing."""
+
+    def __init__(self, welcome: Welcome, then: object) -> None:
+        self._said = [(0, welcome), (1, then)]
+
+    async def send(self, number: int, message: RouterMessage | Hello | Ack) -> None: ...
+
+    async def receive(self) -> Received | None:
+        if not self._said:
+            await asyncio.sleep(3600.0)
+        number, message = self._said.pop(0)
+        if isinstance(message, Exception):
+            raise message
+        return Received(number, lambda asked: message)
+
+
+@pytest.mark.parametrize(
+    ("welcome", "then"),
+    [
+        (replace(WELCOME, received_number=99), None),
+        (WELCOME, "no message of a worker at all"),
+        (WELCOME, ValueError("a field that cannot be read")),
+    ],
+    ids=["acknowledges what was never sent", "sends nonsense", "cannot be read"],
+)
+def test_a_decode_worker_that_breaks_the_contract_gets_a_new_session(
+    welcome: Welcome, then: object
+) -> None:
+    async def scenario() -> None:
+        wires = [Wire(welcome, then), Wire(WELCOME, Accepted("nobody", 0, 0))]
+
+        @contextlib.asynccontextmanager
+        async def dial(address: str) -> AsyncIterator[Wire]:
+            yield wires.pop(0) if wires else Wire(WELCOME, ServingError(Reason.WORKER_LOST, ""))
+
+        peer = DecodePeer("d0:1", dial, PeerSettings(router_id="r"), Rooms())
+        running = asyncio.create_task(peer.run())
+        first = peer.session
+        await asyncio.sleep(10.0)
+
+        assert first.over is not None
+        assert not wires, "it was called again, and again"
+        assert not running.done()
+        running.cancel()
+
+    virtual_loop.run(scenario())
+
+
+def test_a_peer_that_is_stopped_as_its_connection_breaks_stops() -> None:
+    async def scenario() -> None:
+        broke = asyncio.Event()
+
+        class Breaking(Wire):
+            async def receive(self) -> Received | None:
+                received = await super().receive() if self._said else None
+                if received is not None and received.number == 0:
+                    return received
+                await broke.wait()
+                raise ServingError(Reason.WORKER_LOST, "broke")
+
+        @contextlib.asynccontextmanager
+        async def dial(address: str) -> AsyncIterator[Wire]:
+            yield Breaking(WELCOME, None)
+
+        running = asyncio.create_task(
+            DecodePeer("d0:1", dial, PeerSettings(router_id="r"), Rooms()).run()
+        )
+        await asyncio.sleep(1.0)
+        broke.set()
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.sleep(5.0)
+
+        assert running.cancelled(), "the router's own stop would wait for ever"
+
+    virtual_loop.run(scenario())
+
+
+def test_a_prefill_worker_that_breaks_the_contract_is_asked_again() -> None:
+    class Transport:
+        asked = 0
+
+        async def describe(self, timeout_s: float) -> WorkerDescription:
+            self.asked += 1
+            raise ValueError("a field that cannot be read")
+
+        def watch(self, router_id: str) -> AsyncIterator[tuple[int, WorkerLoad]]:
+            raise AssertionError
+
+    async def scenario() -> None:
+        transport = Transport()
+        peer = PrefillPeer("p0:1", transport)  # type: ignore[arg-type]  # the rest is not reached
+        watching = asyncio.create_task(peer.watch("r", PrefillPool(lambda: ())))
+        await asyncio.sleep(10.0)
+
+        assert transport.asked > 3
+        assert not watching.done()
+        watching.cancel()
+
+    virtual_loop.run(scenario())
+
+
+async def test_a_slot_in_which_an_attempt_runs_cannot_be_given_to_another() -> None:
+    peer = Peer()
+    peer.accept("a", 0)
+    peer.submit("b")
+
+    with pytest.raises(ServingError, match="slot 0"):
+        peer.say(Accepted("b", 0, 0))
+
+
+async def test_an_attempt_whose_answer_broke_the_contract_ends_with_its_session() -> None:
+    peer = Peer()
+    peer.accept("a", 0)
+    second = peer.submit("b")
+    with pytest.raises(ServingError, match="slot 0") as broken:
+        peer.say(Accepted("b", 0, 0))
+    session: Session = peer.session
+    session.end(broken.value)
+
+    with pytest.raises(ServingError):
+        await second.accepted()
+    assert session.running == 0
+
+
+async def test_a_name_that_cannot_be_looked_up_leaves_what_was_known() -> None:
+    listed: list[list[str]] = []
+    name = Workers(f"dns:{'a' * 70}.test:1,127.0.0.1:2")
+    following = asyncio.create_task(follow(name, Share(), listed.append, 0.01))
+    await asyncio.sleep(0.1)
+
+    assert not following.done()
+    assert listed == [[]]
+    following.cancel()
