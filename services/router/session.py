@@ -72,7 +72,7 @@ class Session:
     def __init__(self, session_id: str, events: RoomEvents, tally: Tally | None = None) -> None:
         """`tally` is that of all the router's sessions."""
         self.session_id = session_id
-        self._tally = tally or Tally()
+        self.tally = tally or Tally()
         self._frame_at_s = -1.0
         self.welcome: Welcome | None = None
         self.connected = False
@@ -164,8 +164,8 @@ class Session:
             if not known:
                 self._forgotten(attempt_id)
         self.connected = True
-        self._tally.opened += not welcome.reattached
-        self._tally.reattached += welcome.reattached
+        self.tally.opened += not welcome.reattached
+        self.tally.reattached += welcome.reattached
         self._events.session_changed()
 
     def detach(self) -> None:
@@ -178,7 +178,7 @@ class Session:
         if self.over is not None:
             return
         self.over, self.connected = error, False
-        self._tally.lost += bool(self.running)
+        self.tally.lost += bool(self.running)
         self.float.clear()
         self.outbox_filled.set()
         self._stop_ack_timer()
@@ -260,7 +260,7 @@ class Session:
         once for all, so that the count costs a token one comparison.
         """
         tokens, rows, satisfied, in_pace = 0, 0, [], 0
-        gaps_s, now_s, before_s = self._tally.gaps_s, self._heard_at_s, self._frame_at_s
+        gaps_s, now_s, before_s = self.tally.gaps_s, self._heard_at_s, self._frame_at_s
         for slot, offset, count in zip(frame.slots, frame.offsets, frame.token_counts, strict=True):
             attempt = self._slots.get(slot)
             if attempt is None:

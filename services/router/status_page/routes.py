@@ -13,6 +13,8 @@ from aiohttp import web
 
 from services.router import metrics
 from services.router.front_door import FrontDoor
+from services.router.peer import DecodePeer
+from services.router.prefill_client import PrefillPeer
 from services.router.status_page.descriptions import Descriptions, GrpcWorkers
 from services.router.status_page.view import (
     DRAINING,
@@ -86,18 +88,17 @@ class StatusPage:
         addresses = [*(peer.address for peer in prefill), *(peer.address for peer in decode)]
         await self._descriptions.refresh(addresses)
         groups = [
-            *(self._group(Role.PREFILL, x.address, x.queue is not None) for x in prefill),
-            *(self._group(Role.DECODE, x.address, x.session.connected) for x in decode),
+            *(self._group(Role.PREFILL, x.address, _prefill_state(x)) for x in prefill),
+            *(self._group(Role.DECODE, x.address, _decode_state(x)) for x in decode),
         ]
         return Status(router=self._router(), groups=groups, requests=self._door.history.recent())
 
-    def _group(self, role: Role, address: str, reachable: bool) -> GroupView:
+    def _group(self, role: Role, address: str, state: str) -> GroupView:
         told = self._descriptions.get(address)
         if told is None:
-            state = SERVING if reachable else UNREACHABLE
             return GroupView(role=role, address=address, state=state)
         age_s = asyncio.get_running_loop().time() - told.at_s
-        return group_view(address, told.description, reachable=reachable, age_s=age_s)
+        return group_view(address, told.description, state=state, age_s=age_s)
 
     def _router(self) -> RouterView:
         door, history = self._door, self._door.history
@@ -120,6 +121,19 @@ class StatusPage:
             completion_tokens=history.completion_tokens,
             handoff_bytes=history.handoff_bytes,
         )
+
+
+def _prefill_state(peer: PrefillPeer) -> str:
+    """As this router sees it: what the worker said of itself may be older."""
+    if peer.queue is None:
+        return UNREACHABLE
+    return DRAINING if peer.queue.draining else SERVING
+
+
+def _decode_state(peer: DecodePeer) -> str:
+    if not peer.session.connected:
+        return UNREACHABLE
+    return DRAINING if peer.session.load.draining else SERVING
 
 
 def add_routes(app: web.Application, door: FrontDoor) -> None:

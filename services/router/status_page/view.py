@@ -97,14 +97,13 @@ class Status:
 
 
 def group_view(
-    address: str, described: WorkerDescription, *, reachable: bool = True, age_s: float = 0.0
+    address: str, described: WorkerDescription, *, state: str = "", age_s: float = 0.0
 ) -> GroupView:
-    """A worker as it described itself."""
-    state = DRAINING if described.load.draining else SERVING
+    """A worker as it described itself; `state`: as others see it, if that is known."""
     return GroupView(
         role=described.role,
         address=address,
-        state=state if reachable else UNREACHABLE,
+        state=state or (DRAINING if described.load.draining else SERVING),
         worker_id=described.worker_id,
         group_id=described.group_id,
         epoch=described.epoch,

@@ -1,0 +1,78 @@
+"""Settings of a local stack: one schema for flags, environment and file, printed whole."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from services.cli.stack_config import PROGRAMS, StackConfig, whole_stack_toml
+from services.cli.up import plan_of
+from splitwave.runtime.config import ConfigError, load
+
+
+def printed(*flags: str, environ: Mapping[str, str] | None = None) -> str:
+    config, sources = load(StackConfig, "up", flags, environ or {})
+    return whole_stack_toml(config, sources, plan_of(config, Path("run")))
+
+
+def test_the_printed_stack_starts_the_same_one(tmp_path: Path) -> None:
+    first = printed(
+        "--engine=sim", "--decode-ranks=4", "--decode-setting", "seats_per_rank=8",
+        "--router", "live_max=12", "--prefill", "engine_settings.blocks_per_rank=99",
+    )  # fmt: skip
+    path = tmp_path / "stack.toml"
+    path.write_text(first)
+
+    assert tomllib.loads(printed(f"--config={path}")) == tomllib.loads(first)
+
+
+def test_each_program_has_its_table_with_what_it_is_given() -> None:
+    whole = tomllib.loads(printed("--engine=sim", "--router", "live_max=12", "--http-port=18080"))
+
+    assert PROGRAMS.keys() <= whole.keys()
+    assert whole["http_port"] == 18080
+    assert whole["router"]["http_listen"] == "127.0.0.1:18080"
+    assert whole["router"]["live_max"] == 12
+    assert whole["router"]["decode"] == whole["decode"]["listen"]
+    assert whole["decode"]["engine_settings"]["ranks"] == "2"
+
+
+def test_flags_win_over_the_environment_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "stack.toml"
+    path.write_text('engine = "sim"\ndecode_ranks = 3\ngrpc_port = 1000\n[router]\nlive_max = 5\n')
+    environ = {"SPLITWAVE_UP_CONFIG": str(path), "SPLITWAVE_UP_DECODE_RANKS": "4"}
+
+    text = printed("--grpc-port=2000", environ=environ)
+
+    whole = tomllib.loads(text)
+    assert (whole["decode_ranks"], whole["grpc_port"]) == (4, 2000)
+    assert whole["router"]["live_max"] == 5
+    assert "decode_ranks = 4  # environment SPLITWAVE_UP_DECODE_RANKS" in text
+
+
+def test_metrics_ports_are_the_workers() -> None:
+    whole = tomllib.loads(printed("--engine=sim", "--metrics-port=9201"))
+
+    assert whole["prefill"]["metrics_listen"] == "127.0.0.1:9201"
+    assert whole["decode"]["metrics_listen"] == "127.0.0.1:9202"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--router", "live_max=0"], ["router.live_max", "is 0", "1 or more"]),
+        (["--decode", "colour=red"], ["decode", "--colour"]),
+        (["--decode-ranks=0"], ["decode_ranks", "1 or more"]),
+        (["--http-port=0"], ["http_port", "a port"]),
+        (["--engine=x"], ["engine", "vllm, sim"]),
+    ],
+)
+def test_what_cannot_work_is_named(
+    flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((ConfigError, SystemExit)) as error:
+        printed(*flags)
+
+    said = str(error.value) + capsys.readouterr().err
+    assert [word for word in words if word not in said] == []
