@@ -51,9 +51,13 @@ from tests.unit.traced import Kept
 
 REQUESTS, ROUNDS = 2000, 5
 PATHS = [
-    "splitwave/runtime", "services/router/tracing.py", "services/prefill/spans.py",
-    "services/decode/spans.py", "bench/tracing.py",
-]  # fmt: skip
+    *(
+        f"splitwave/runtime/tracing{part}.py"
+        for part in ("", "_check", "_export", "_otlp", "_queue")
+    ),
+    *(f"services/{name}.py" for name in ("router/tracing", "prefill/spans", "decode/spans")),
+    "bench/tracing.py",
+]
 PACKAGES = ["opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc"]
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = (f"00-{TRACE_ID}-{SPAN_ID}-0{flag}" for flag in (1, 0))

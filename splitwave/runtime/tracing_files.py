@@ -1,12 +1,13 @@
 """Traces read back from the files of several processes, while those write on."""
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final  # Any: JSON
+
+import msgspec
 
 from splitwave.runtime.tracing_export import SUFFIX
 from splitwave.runtime.tracing_names import REQUEST_ID
@@ -61,7 +62,7 @@ def read_spans(directory: Path, *, about: str = "") -> Iterator[SpanRecord]:
     A last line without its end is still being written and is left out. Raises BadTraceFile,
     and OSError if the directory cannot be read.
     """
-    wanted = json.dumps(about, ensure_ascii=False)[1:-1].encode()
+    wanted = msgspec.json.encode(about)[1:-1]
     for path in sorted(directory.iterdir()):
         if SUFFIX not in path.name:
             continue
@@ -104,7 +105,7 @@ def by_trace(spans: Iterable[SpanRecord]) -> dict[str, list[SpanRecord]]:
 
 def spans_of(line: bytes) -> Iterator[SpanRecord]:
     """The spans on one line. Raises ValueError, LookupError or TypeError if it is no such line."""
-    for resource in json.loads(line)["resourceSpans"]:
+    for resource in msgspec.json.decode(line)["resourceSpans"]:
         service = str(_attributes(resource["resource"]).get("service.name", ""))
         for scope in resource["scopeSpans"]:
             for span in scope["spans"]:

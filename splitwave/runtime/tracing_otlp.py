@@ -5,10 +5,10 @@ numbers as text, enumerations as numbers) and "File Exporter" (JSON lines). The 
 of Python know the binary form only; a test holds this one to them.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any  # JSON
 
+import msgspec
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode
 
@@ -22,8 +22,6 @@ KINDS = {
 STATUSES = {StatusCode.UNSET: 0, StatusCode.OK: 1, StatusCode.ERROR: 2}
 
 _REMOTE_KNOWN, _REMOTE = 0x100, 0x200
-
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def line_of(spans: Sequence[ReadableSpan]) -> bytes:
@@ -43,7 +41,7 @@ def line_of(spans: Sequence[ReadableSpan]) -> bytes:
             }
         ]
     }
-    return _encode(data).encode() + b"\n"
+    return msgspec.json.encode(data) + b"\n"
 
 
 def _span(span: ReadableSpan) -> dict[str, Any]:

@@ -370,7 +370,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         ({"trace_endpoint": "localhost:4317"}, "trace_endpoint: is 'localhost:4317'; write it as"),
         (
             {"trace_endpoint": "http://localhost"},
-            "trace_endpoint: is 'localhost'; write it as host:port",
+            "trace_endpoint: is 'localhost'; write it",
         ),
         ({"trace_queue_max": 0}, "trace_queue_max: is 0; set it to 1 or more"),
         ({"trace_dir": ""}, "trace_dir: is ''; set it to a directory"),
