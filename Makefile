@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # Programs of the environment (buf, protoc plugins) are found by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help venv install demo test test-fast test-py312 e2e clients clients-all sim bench gen lint type imports fmt contract-release news clean
+.PHONY: help venv install demo test test-fast test-py312 e2e clients clients-all ci-system sim bench gen lint type imports fmt contract-release news clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -63,6 +63,9 @@ clients: install ## Other people's clients against a stack: openai, buf curl, vl
 
 clients-all: install ## And those with large environments: lm-eval, aiperf.
 	@SPLITWAVE_CLIENTS=all $(BIN)/python -m pytest tests/clients
+
+ci-system: ## As root on Debian: install the browser that the status page's tests drive.
+	@sh scripts/system-packages
 
 sim: install ## Seeded faults in virtual time: make sim SEEDS=1000.
 	@SPLITWAVE_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/sim

@@ -204,7 +204,7 @@ async def test_nobody_waits_long_for_an_engine_that_stands_still(model: Model) -
             await asyncio.sleep(60.0)
             return ()
 
-        stack.workers.decode_worker.counters._ask_engine = never  # noqa: SLF001  # it hangs
+        stack.workers.decode_worker.counters._ask_engine = never  # noqa: SLF001  # stands still
         began_s = loop.time()
         texts = await scraped(stack)
         assert asked.is_set()
