@@ -11,13 +11,14 @@ from splitwave.runtime import tracing
 from splitwave.runtime.config import flag, variable
 from splitwave.runtime.engine_metrics import ENGINE_FAMILIES
 from splitwave.runtime.metrics import PROCESS_FAMILIES, Family, Kind
+from splitwave.runtime.wave_metrics import WAVE_FAMILIES
 
 METRICS: Mapping[str, Sequence[Family]] = {
     "process": (*PROCESS_FAMILIES, *tracing.FAMILIES),
     "router": router.FAMILIES,
     "prefill": prefill.FAMILIES,
     "decode": decode.FAMILIES,
-    "engine": ENGINE_FAMILIES,
+    "engine": (*ENGINE_FAMILIES, *WAVE_FAMILIES),
 }
 """Declared families by who exports them: every process, one service, or every worker."""
 

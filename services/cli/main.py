@@ -9,6 +9,7 @@ from importlib.metadata import version
 COMMANDS = {
     "up": ("services.cli.up", "start a local stack: prefill, decode and router"),
     "status": ("services.cli.status", "show a running stack: pools, groups, ranks"),
+    "waves": ("services.cli.waves", "show how the ranks of each group step together"),
     "chat": ("services.cli.chat", "talk to a running router, over HTTP"),
     "generate": ("services.cli.generate", "ask a running router for a completion, over gRPC"),
     "trace": ("services.cli.trace", "print where the time of a request went, from its trace"),

@@ -25,6 +25,7 @@ from splitwave.engine.port import Engine, EngineDied
 from splitwave.runtime.engine_metrics import EngineCounters, engine_families
 from splitwave.runtime.metrics import process_families
 from splitwave.runtime.tracing import OFF, Tracing
+from splitwave.runtime.wave_metrics import wave_families
 from splitwave.runtime.worker import default_worker_id
 
 log = logging.getLogger(__name__)
@@ -153,6 +154,7 @@ class DecodeWorker:
             uncertified=True,
             versions=group.versions,
             load=self.load(),
+            waves=self._engine.waves(),
         )
 
     async def run(self) -> None:
@@ -231,6 +233,7 @@ class DecodeWorker:
             *process_families("decode", ready=self.healthy()),
             *families(self.room, self.sessions, self.decoding, self.holdings),
             *engine_families(self.counters),
+            *wave_families(self._engine.waves()),
             *self._traces.families(),
         )
 

@@ -23,6 +23,7 @@ from splitwave.runtime.config import BadSetting
 from splitwave.runtime.engine_metrics import EngineCounters, engine_families
 from splitwave.runtime.metrics import process_families
 from splitwave.runtime.tracing import OFF, Tracing
+from splitwave.runtime.wave_metrics import wave_families
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +151,7 @@ class PrefillWorker:
             uncertified=True,
             versions=group.versions,
             load=self.load(),
+            waves=self._engine.waves(),
             lease_ttl_s=group.lease_ttl_s - self._config.lease_margin_s,
             leases=self.lease_counts(),
         )
@@ -188,6 +190,7 @@ class PrefillWorker:
             *process_families("prefill", ready=self.healthy()),
             *families(self.floor),
             *engine_families(self.counters),
+            *wave_families(self._engine.waves()),
             *self._traces.families(),
         )
 

@@ -4,6 +4,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from splitwave.core.wave_record import WaveStatus
+
 
 class Role(enum.StrEnum):
     """Which phase a group, and the worker in front of it, serves."""
@@ -86,3 +88,5 @@ class WorkerDescription:
     lease_ttl_s: float = 0.0
     """Prefill: how long a lease lasts."""
     leases: LeaseCounts = field(default_factory=LeaseCounts)
+    waves: WaveStatus | None = None
+    """None if nobody coordinates the ranks, as with one alone."""

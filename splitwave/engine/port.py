@@ -12,6 +12,7 @@ from typing import Protocol
 
 from splitwave.core.errors import Reason
 from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
+from splitwave.core.wave_record import WaveStatus
 from splitwave.core.worker import RankCounters as RankCounters
 from splitwave.core.worker import Role as Role
 
@@ -179,6 +180,9 @@ class Engine(Protocol):
 
     async def counters(self) -> Sequence[RankCounters]:
         """Counts of every rank, from the engine itself."""
+
+    def waves(self) -> WaveStatus | None:
+        """The waves of its ranks, now; None if nobody coordinates them."""
 
     async def close(self) -> None:
         """Stop all processes of the group. Idempotent; bounded in time."""

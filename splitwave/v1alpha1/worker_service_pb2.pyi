@@ -112,6 +112,7 @@ class DescribeWorkerResponse(_message.Message):
     RANK_COUNTERS_FIELD_NUMBER: _builtins.int
     LEASE_TTL_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
+    WAVES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Unique in the deployment."""
     role: Global___WorkerRole.ValueType
@@ -162,6 +163,10 @@ class DescribeWorkerResponse(_message.Message):
     def leases(self) -> Global___LeaseCounts:
         """Prefill: how its leases have ended."""
 
+    @_builtins.property
+    def waves(self) -> Global___WaveStatus:
+        """The waves of its ranks; absent if nobody coordinates them, as with one rank alone."""
+
     def __init__(
         self,
         *,
@@ -185,10 +190,11 @@ class DescribeWorkerResponse(_message.Message):
         rank_counters: _abc.Iterable[Global___RankCounters] | None = ...,
         lease_ttl: _duration_pb2.Duration | None = ...,
         leases: Global___LeaseCounts | None = ...,
+        waves: Global___WaveStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_ttl", b"lease_ttl", "leases", b"leases", "load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_ttl", b"lease_ttl", "leases", b"leases", "load", b"load", "waves", b"waves"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max_tokens", b"batch_max_tokens", "block_bytes", b"block_bytes", "block_size_tokens", b"block_size_tokens", "blocks_per_rank", b"blocks_per_rank", "epoch", b"epoch", "group_id", b"group_id", "kv_layout", b"kv_layout", "lease_ttl", b"lease_ttl", "leases", b"leases", "load", b"load", "mode", b"mode", "model", b"model", "model_len_max_tokens", b"model_len_max_tokens", "rank_counters", b"rank_counters", "ranks", b"ranks", "role", b"role", "seats_per_rank", b"seats_per_rank", "uncertified", b"uncertified", "versions", b"versions", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max_tokens", b"batch_max_tokens", "block_bytes", b"block_bytes", "block_size_tokens", b"block_size_tokens", "blocks_per_rank", b"blocks_per_rank", "epoch", b"epoch", "group_id", b"group_id", "kv_layout", b"kv_layout", "lease_ttl", b"lease_ttl", "leases", b"leases", "load", b"load", "mode", b"mode", "model", b"model", "model_len_max_tokens", b"model_len_max_tokens", "rank_counters", b"rank_counters", "ranks", b"ranks", "role", b"role", "seats_per_rank", b"seats_per_rank", "uncertified", b"uncertified", "versions", b"versions", "waves", b"waves", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -345,6 +351,174 @@ class RankCounters(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankCounters: _TypeAlias = RankCounters  # noqa: Y015
+
+@_typing.final
+class WaveStatus(_message.Message):
+    """WaveStatus says how a group's ranks step together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class StartsByWhyEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STATE_FIELD_NUMBER: _builtins.int
+    WAVE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    WAVES_FIELD_NUMBER: _builtins.int
+    STARTS_BY_WHY_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    state: _builtins.str
+    """paused, pausing, starting, running, held or ended."""
+    wave: _builtins.int
+    """The wave that runs, or would be next."""
+    why: _builtins.str
+    """Why the last start was broadcast: first_request, start_wave, report or watchdog."""
+    waves: _builtins.int
+    """Waves that were started."""
+    messages: _builtins.int
+    """Messages that the coordinator was sent."""
+    @_builtins.property
+    def starts_by_why(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Starts that were broadcast, by why."""
+
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankWave]:
+        """One entry a rank."""
+
+    def __init__(
+        self,
+        *,
+        state: _builtins.str = ...,
+        wave: _builtins.int = ...,
+        why: _builtins.str = ...,
+        waves: _builtins.int = ...,
+        starts_by_why: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        messages: _builtins.int = ...,
+        ranks: _abc.Iterable[Global___RankWave] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "ranks", b"ranks", "starts_by_why", b"starts_by_why", "state", b"state", "wave", b"wave", "waves", b"waves", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaveStatus: _TypeAlias = WaveStatus  # noqa: Y015
+
+@_typing.final
+class RankWave(_message.Message):
+    """RankWave is one rank by its last report to the coordinator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class StepsByKindEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RANK_FIELD_NUMBER: _builtins.int
+    WAVE_FIELD_NUMBER: _builtins.int
+    STEPPING_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    STEPS_BY_KIND_FIELD_NUMBER: _builtins.int
+    DUMMY_STEPS_FIELD_NUMBER: _builtins.int
+    VOTES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PADDED_TOKENS_FIELD_NUMBER: _builtins.int
+    SILENCE_FIELD_NUMBER: _builtins.int
+    WAKE_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """The rank."""
+    wave: _builtins.int
+    """The wave that it steps in; for a sleeping rank, the wave that would come next."""
+    stepping: _builtins.bool
+    """True while it takes part in steps."""
+    held: _builtins.bool
+    """True while it discards starts, since an operator has paused it."""
+    waiting: _builtins.int
+    """Requests that wait."""
+    running: _builtins.int
+    """Requests that run."""
+    dummy_steps: _builtins.int
+    """Steps without work of its own."""
+    votes: _builtins.int
+    """Votes on whether any rank still has work."""
+    tokens: _builtins.int
+    """Tokens computed for requests."""
+    padded_tokens: _builtins.int
+    """The same with each step as wide as the widest rank's."""
+    @_builtins.property
+    def steps_by_kind(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Executed steps by step kind, dummy steps included."""
+
+    @_builtins.property
+    def silence(self) -> _duration_pb2.Duration:
+        """Time since its last report; absent before the first."""
+
+    @_builtins.property
+    def wake(self) -> _duration_pb2.Duration:
+        """From the last start that woke it to its word that it steps; zero if none has."""
+
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        wave: _builtins.int = ...,
+        stepping: _builtins.bool = ...,
+        held: _builtins.bool = ...,
+        waiting: _builtins.int = ...,
+        running: _builtins.int = ...,
+        steps_by_kind: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        dummy_steps: _builtins.int = ...,
+        votes: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        padded_tokens: _builtins.int = ...,
+        silence: _duration_pb2.Duration | None = ...,
+        wake: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_silence", b"_silence", "silence", b"silence", "wake", b"wake"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_silence", b"_silence", "dummy_steps", b"dummy_steps", "held", b"held", "padded_tokens", b"padded_tokens", "rank", b"rank", "running", b"running", "silence", b"silence", "stepping", b"stepping", "steps_by_kind", b"steps_by_kind", "tokens", b"tokens", "votes", b"votes", "waiting", b"waiting", "wake", b"wake", "wave", b"wave"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__silence: _TypeAlias = _typing.Literal["silence"]  # noqa: Y015
+    _WhichOneofArgType__silence: _TypeAlias = _typing.Literal["_silence", b"_silence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__silence) -> _WhichOneofReturnType__silence | None: ...
+
+Global___RankWave: _TypeAlias = RankWave  # noqa: Y015
 
 @_typing.final
 class LeaseCounts(_message.Message):

@@ -6,6 +6,7 @@ from splitwave.core.errors import Reason, ServingError
 from splitwave.core.worker import LeaseCounts, RankCounters, Role, WorkerDescription, WorkerLoad
 from splitwave.v1alpha1 import worker_service_pb2 as pb
 from splitwave.wire.time import duration_from_proto, duration_to_proto
+from splitwave.wire.waves import waves_from_proto, waves_to_proto
 
 _ROLE: Final = {Role.PREFILL: pb.WORKER_ROLE_PREFILL, Role.DECODE: pb.WORKER_ROLE_DECODE}
 
@@ -33,6 +34,7 @@ def description_to_proto(description: WorkerDescription) -> pb.DescribeWorkerRes
         rank_counters=[_counters_to_proto(x) for x in description.rank_counters],
         lease_ttl=duration_to_proto(description.lease_ttl_s),
         leases=_leases_to_proto(description.leases),
+        waves=None if description.waves is None else waves_to_proto(description.waves),
     )
 
 
@@ -62,6 +64,7 @@ def description_from_proto(message: pb.DescribeWorkerResponse) -> WorkerDescript
         rank_counters=tuple(_counters_from_proto(x) for x in message.rank_counters),
         lease_ttl_s=duration_from_proto(message.lease_ttl),
         leases=_leases_from_proto(message.leases),
+        waves=waves_from_proto(message.waves) if message.HasField("waves") else None,
     )
 
 

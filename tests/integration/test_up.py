@@ -1,6 +1,7 @@
 """`splitwave up` with simulated engines: it starts, says what is wrong, and leaves nothing."""
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -132,12 +133,16 @@ def test_a_worker_that_dies_is_started_over_and_then_given_up(
         for _ in range(RESTARTS_MAX + 1):
             pid = _wait_for(lambda: _pid_of(stack, f"services.{name}"))
             os.kill(pid, signal.SIGKILL)
-            _wait_for(lambda pid=pid: not psutil.pid_exists(pid))
+            _wait_for(functools.partial(_is_gone, pid))
         code, said = ended(stack, NOTICED_WITHIN_S + 20.0)
         assert stack.left_over() == []
     assert code == 1
     assert said.count(f"{name}: ended with signal SIGKILL; starting it over") == RESTARTS_MAX
     assert f"splitwave up: {name}: ended with signal SIGKILL" in said
+
+
+def _is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid)
 
 
 def _wait_for(found: Callable[[], T], timeout_s: float = 20.0) -> T:

@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from vllm.config import CUDAGraphMode
 
 from splitwave.core.mode import StepKind
-from splitwave.engine.vllm.steps import StepCounter, step_kind
+from splitwave.engine.vllm.steps import StepCounter, step_kind, step_width_tokens
 
 
 def scheduled(
@@ -70,16 +71,29 @@ def test_a_request_that_ends_amid_its_prompt_is_forgotten() -> None:
 def test_the_first_forward_of_a_step_names_its_kind() -> None:
     counter = StepCounter()
 
-    for kinds, is_dummy in ((["full", "eager"], False), (["eager"], True), ([], False)):
+    for kinds, tokens in ((["full", "eager"], 3), (["eager"], 0), ([], 2)):
         counter.begin()
-        for kind in kinds:
-            counter.saw_forward(kind)
-        counter.end(is_dummy=is_dummy)
+        for width_tokens, kind in enumerate(kinds, start=4):
+            counter.saw_forward(kind, width_tokens)
+        counter.end(tokens=tokens)
     assert counter.report() == {
         "steps_by_kind": {"full": 1, "eager": 1, "unseen": 1},
         "dummy_steps": 1,
         "prefill_tokens_computed": 0,
+        "tokens": 5,
+        "padded_tokens": 4 + 4 + 2,
     }
+
+
+def test_a_step_is_as_wide_as_the_widest_rank_or_as_its_graph() -> None:
+    ranks = SimpleNamespace(num_tokens_across_dp_cpu=torch.tensor([3, 8]))
+    graph = SimpleNamespace(num_tokens=16)
+
+    for dp_metadata, batch_descriptor, width_tokens in (
+        (ranks, graph, 8), (None, graph, 16), (None, None, 0),
+    ):  # fmt: skip
+        context = SimpleNamespace(dp_metadata=dp_metadata, batch_descriptor=batch_descriptor)
+        assert step_width_tokens(context) == width_tokens
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 from splitwave.core.handoff import LeaseEnd
+from splitwave.core.wave_record import WaveStatus
 from splitwave.engine.port import (
     EngineDied,
     EngineRequest,
@@ -117,6 +118,9 @@ class SimEngine:
             self._raise_if_over()
             self._arrived.clear()
             await self._arrived.wait()
+
+    def waves(self) -> WaveStatus | None:
+        """None: simulated ranks step together without a coordinator."""
 
     async def counters(self) -> Sequence[RankCounters]:
         """Counts of every rank. Raises EngineDied if the group is over."""

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any  # vLLM's client and outputs are untyped here
+from typing import TYPE_CHECKING, Any  # vLLM's client and outputs are untyped here
 
 from splitwave.core.errors import Reason
+from splitwave.core.wave_record import WaveStatus
 from splitwave.engine.port import (
     EngineDied,
     EngineRequest,
@@ -20,6 +21,9 @@ from splitwave.engine.vllm.launch import Processes, or_death
 from splitwave.engine.vllm.ledger import Admission, Ledger
 from splitwave.engine.vllm.outputs import ends_pull, holds_blocks, translate
 from splitwave.engine.vllm.requests import Preparation, RefusedRequest
+
+if TYPE_CHECKING:
+    from splitwave.engine.vllm.coordinator import Coordinator
 
 DEATH_WAIT_S = 1.0
 GIVE_UP_S = 1.0
@@ -56,6 +60,11 @@ class VllmEngine:
     def process_ids(self) -> list[int]:
         """The processes that the group consists of."""
         return self._processes.pids()
+
+    @property
+    def coordinator(self) -> "Coordinator | None":
+        """Of the group's waves; None for a single rank, and for ranks that do not step together."""
+        return self._processes.coordinator
 
     async def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Hand requests to their ranks. Refusals come as outputs."""
@@ -246,6 +255,11 @@ class VllmEngine:
             RankCounters(rank=rank, **{name: counts[name] for name in COUNTERS if name in counts})
             for rank, counts in enumerate(counted)
         ]
+
+    def waves(self) -> WaveStatus | None:
+        """The waves of its ranks; None if they do not step together."""
+        coordinator = self._processes.coordinator
+        return None if coordinator is None else coordinator.status()
 
     async def _give_up_leases(self) -> None:
         """Release all that is held: an engine that is told to stop first waits for its leases."""

@@ -1,4 +1,4 @@
-"""Start and stop a group's processes: one engine process a rank, and vLLM's DP coordinator.
+"""Start and stop a group's processes: one engine process a rank.
 
 Engines are forked from this process after one import of vLLM, from the thread that calls, which
 must be the main one (the kernel kills a child when the thread that forked it ends). gRPC must not
@@ -11,9 +11,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from multiprocessing.process import BaseProcess
-from typing import Any  # vLLM's configuration and client are untyped here
+from typing import TYPE_CHECKING, Any  # vLLM's configuration and client are untyped here
 
 from splitwave.core.mode import CPU_BUILD, GPU_BUILD, Device, Mode, missing_needs
 from splitwave.engine.port import EngineDied
@@ -24,6 +24,11 @@ from splitwave.engine.vllm.config import (
     transfer_arguments,
 )
 from splitwave.engine.vllm.logs import COORDINATOR, ProcessLogs
+from splitwave.engine.vllm.pulse import LOOK_S, Pulse
+from splitwave.engine.vllm.switches import WAVE_EPOCH, Fault, fault
+
+if TYPE_CHECKING:
+    from splitwave.engine.vllm.coordinator import Coordinator
 
 POLL_S = 0.2
 KILL_WAIT_S = 5.0
@@ -89,6 +94,9 @@ class Processes:
         self.logs = ProcessLogs(settings.log_dir, settings.group_id, settings.epoch, settings.ranks)
         self.died: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
         """Resolved with what happened when a process ends, or with the call of `close`."""
+        self.coordinator: Coordinator | None = None
+        """Of the group's waves; None for a single rank, and for ranks that do not step together."""
+        self._pulse: asyncio.Task[None] | None = None
         self._launch: Any = None
         self._starting: Any = None
         self._watched: list[tuple[int | str, BaseProcess]] = []
@@ -110,7 +118,7 @@ class Processes:
         self._starting = launch_core_engines(
             self._vllm_config, Executor.get_class(self._vllm_config), False, addresses
         )
-        with self.logs.capturing():
+        with self.logs.capturing(), self._coordinated():
             self._launch = self._starting.__enter__()
         self._watch()
         return {
@@ -118,6 +126,24 @@ class Processes:
             "output_address": addresses.outputs[0],
             "stats_update_address": addresses.frontend_stats_publish_address,
         }
+
+    @contextlib.contextmanager
+    def _coordinated(self) -> Iterator[None]:
+        """Let what is launched inside be coordinated by us, and begin with it."""
+        from splitwave.engine.vllm import coordinator
+
+        os.environ.pop(WAVE_EPOCH, None)
+        if fault(Fault.STOCK_COORDINATOR):
+            yield
+            return
+        os.environ[WAVE_EPOCH] = str(self._settings.epoch)  # For engines started from here.
+        with coordinator.in_place_of_vllms(self._settings.epoch) as made:
+            yield
+        is_moe = self._vllm_config.model_config.is_moe
+        self.coordinator = coordinator.require_made(made, self._settings.ranks, is_moe)
+        if self.coordinator is not None:
+            self._launch.coordinator = None  # It is no process: vLLM has none to watch or to stop.
+            self.coordinator.serve()
 
     def _watch(self) -> None:
         """Notice the end of any process at once. vLLM itself does not watch the coordinator."""
@@ -128,8 +154,24 @@ class Processes:
         for who, process in self._watched:
             loop.add_reader(process.sentinel, self._on_end, who, process)
 
+    def watch_pulse(self) -> None:
+        """Notice ranks that stop running, from now on: call it once every rank runs."""
+        self._pulse = asyncio.create_task(self._feel_pulse(), name="pulse of the ranks")
+
+    async def _feel_pulse(self) -> None:
+        ranks = [(who, process) for who, process in self._watched if isinstance(who, int)]
+        pulse = Pulse([process.pid or 0 for _, process in ranks], time.monotonic())
+        while not self.died.done():
+            await asyncio.sleep(LOOK_S)
+            heard_at_s = [] if self.coordinator is None else self.coordinator.record.heard_at_s
+            if (stuck := pulse.look(heard_at_s, time.monotonic())) is not None:
+                rank, why = stuck
+                self._end_epoch(self._describe(rank, ranks[rank][1], why))
+
     def _unwatch(self) -> None:
         """Stop watching."""
+        if self._pulse is not None:
+            self._pulse.cancel()
         loop = asyncio.get_running_loop()
         for _, process in self._watched:
             loop.remove_reader(process.sentinel)
@@ -137,19 +179,30 @@ class Processes:
     def _on_end(self, who: int | str, process: BaseProcess) -> None:
         """Keep the first end as the group's cause of death; others follow from it."""
         asyncio.get_running_loop().remove_reader(process.sentinel)
-        if not self.died.done():
-            self.died.set_result(self.death(who, process))
+        self._end_epoch(self.death(who, process))
+
+    def _end_epoch(self, died: EngineDied) -> None:
+        """The group is lost, if it was not before."""
+        if self.died.done():
+            return
+        if self.coordinator is not None and died.rank is not None:
+            self.coordinator.on_rank_died(died.rank, str(died))
+        self.died.set_result(died)
 
     def death(self, who: int | str, process: BaseProcess) -> EngineDied:
         """Describe the end of a process, with the end of its log."""
         process.join(timeout=1.0)
         code = process.exitcode
-        rank = who if isinstance(who, int) else None
-        name = f"rank {who}" if rank is not None else f"the group's {who}"
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"exited with status {code}"
+        return self._describe(who, process, how)
+
+    def _describe(self, who: int | str, process: BaseProcess, how: str) -> EngineDied:
+        """Say of a process what has become of it."""
+        rank = who if isinstance(who, int) else None
+        name = f"rank {who}" if rank is not None else f"the group's {who}"
         tail = self.logs.tail(who)
         message = f"{name} (pid {process.pid}) {how}; its log is {self.logs.path(who)}"
         return EngineDied(message, rank=rank, log_tail=tail)
@@ -222,6 +275,8 @@ class Processes:
         if self._launch is None:
             return
         self._unwatch()
+        if self.coordinator is not None:
+            self.coordinator.be_quiet()
         if not self.died.done():
             self.died.set_result(EngineDied("the group was closed"))
         engines = [process for who, process in self._watched if who != COORDINATOR]
@@ -233,8 +288,9 @@ class Processes:
         await _until_ended([process for _, process in self._watched], KILL_WAIT_S)
         # vLLM's handles: nothing is left to stop, but their finalizers must not run at exit.
         self._launch.engine_manager.shutdown(timeout=0)
-        if self._launch.coordinator is not None:
-            self._launch.coordinator.shutdown(timeout=0)
+        for coordinator in (self._launch.coordinator, self.coordinator):
+            if coordinator is not None:
+                coordinator.shutdown(timeout=0)
         self._launch = None
 
 

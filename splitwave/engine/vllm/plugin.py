@@ -28,13 +28,14 @@ def register() -> None:
     """Wrap vLLM where this process needs it. Idempotent; raises SeamBroken if it does not fit."""
     from vllm.platforms import current_platform
 
-    from splitwave.engine.vllm import core_calls, progress, seams, steps
+    from splitwave.engine.vllm import core_calls, progress, seams, steps, waves
 
     is_cpu = current_platform.is_cpu()
     seams.check_seams(seams.EVERYWHERE + (seams.CPU if is_cpu else seams.GPU))
     core_calls.install()
     steps.install()
     progress.install()
+    waves.install()
     if is_cpu:
         from splitwave.engine.vllm.cpu import moe
 

@@ -95,7 +95,31 @@ ENGINE_CORE = (
     _seam(f"{_CORE}:EngineCore.execute_dummy_batch", "self"),
     _seam(f"{_CORE}:EngineCore.collective_rpc", "self method timeout args kwargs"),
     _seam(f"{_CORE}:EngineCoreProc._notify_idle_state_callbacks", "self"),
+)
+
+WAVES = (
+    _seam(
+        "vllm.v1.engine.utils:DPCoordinator",
+        "parallel_config enable_wave_coordination logging_config",
+    ),
+    _seam("vllm.v1.engine.utils:DPCoordinator.get_engine_socket_addresses", "self"),
+    _seam("vllm.v1.engine.utils:DPCoordinator.get_stats_publish_address", "self"),
+    _seam(
+        "vllm.v1.engine.utils:launch_core_engines",
+        "vllm_config executor_class log_stats addresses",
+    ),
+    _seam(
+        "vllm.utils.network_utils:make_zmq_socket",
+        "ctx path socket_type bind identity linger router_handover listener",
+    ),
+    _seam("vllm.v1.utils:get_engine_client_zmq_addr", "local_only host port"),
+    _seam(f"{_CORE}:DPEngineCoreProc._process_input_queue", "self"),
+    _seam(f"{_CORE}:DPEngineCoreProc._handle_client_request", "self request_type request"),
+    _seam(f"{_CORE}:DPEngineCoreProc._maybe_publish_request_counts", "self"),
     _seam(f"{_CORE}:DPEngineCoreProc._has_global_unfinished_reqs", "self local_unfinished"),
+    _seam(f"{_CORE}:DPEngineCoreProc.has_work", "self"),
+    _seam("vllm.v1.engine:UtilityOutput", "call_id failure_message result"),
+    _seam("vllm.v1.serial_utils:UtilityResult", "r"),
 )
 
 STEPS = (
@@ -130,7 +154,7 @@ GPU = (
     _seam("vllm.v1.worker.gpu.cudagraph_utils:ModelCudaGraphManager.run_fullgraph", "self desc"),
 )
 
-EVERYWHERE = CONNECTOR + SCHEDULER + ENGINE_CORE + STEPS
+EVERYWHERE = CONNECTOR + SCHEDULER + ENGINE_CORE + WAVES + STEPS
 
 
 class SeamBroken(Exception):

@@ -42,6 +42,7 @@ PRELOADED = (
     "vllm.distributed.elastic_ep.elastic_execute",
     "vllm.distributed.device_communicators.all2all",
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
+    "splitwave.engine.vllm.coordinator",
 )
 PRELOADED_ON_CPU = (
     "vllm.v1.worker.cpu_worker",
@@ -133,6 +134,7 @@ async def _warmed(
             f"ranks did not run a step together within {settings.start_timeout_s:g} s",
             log_tail=processes.logs.tail(0),
         ) from None
+    processes.watch_pulse()
     return VllmEngine(
         client=client,
         processes=processes,

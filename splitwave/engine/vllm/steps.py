@@ -18,23 +18,38 @@ class StepCounter:
         self.steps_by_kind: dict[str, int] = {}
         self.dummy_steps = 0
         self.prefill_tokens_computed = 0
+        self.tokens = 0
+        """Tokens computed for requests."""
+        self.padded_tokens = 0
+        """The same with each step as wide as the widest rank's, dummy steps included."""
         self._kind: str | None = None
+        self._width_tokens = 0
         self._prompt_left: dict[str, int] = {}
 
     def begin(self) -> None:
         """A step begins: the next forward context is its own."""
         self._kind = None
+        self._width_tokens = 0
 
-    def saw_forward(self, kind: str) -> None:
-        """The model runs as `kind`. The first of a step counts: a drafter's follows the model's."""
+    def saw_forward(self, kind: str, width_tokens: int = 0) -> None:
+        """The model runs as `kind`, over so many rows on the widest rank.
+
+        The first of a step counts: a drafter's follows the model's.
+        """
         if self._kind is None:
             self._kind = kind
+            self._width_tokens = width_tokens
 
-    def end(self, *, is_dummy: bool) -> None:
-        """The step has run. `unseen` would be a forward that opened no context."""
+    def end(self, *, tokens: int) -> None:
+        """The step has run. `unseen` would be a forward that opened no context.
+
+        `tokens`: those computed for requests; 0 in a dummy step.
+        """
         kind = self._kind or "unseen"
         self.steps_by_kind[kind] = self.steps_by_kind.get(kind, 0) + 1
-        self.dummy_steps += is_dummy
+        self.dummy_steps += tokens == 0
+        self.tokens += tokens
+        self.padded_tokens += max(tokens, self._width_tokens)
 
     def count_decode(self, scheduler_output: Any) -> None:  # vLLM's SchedulerOutput
         """Add tokens beyond one a request, speculated ones not counted."""
@@ -63,6 +78,8 @@ class StepCounter:
             "steps_by_kind": dict(self.steps_by_kind),
             "dummy_steps": self.dummy_steps,
             "prefill_tokens_computed": self.prefill_tokens_computed,
+            "tokens": self.tokens,
+            "padded_tokens": self.padded_tokens,
         }
 
 
@@ -81,7 +98,19 @@ def step_kind(context: Any, *, is_compiled: bool) -> str:
     return kind if context.ubatch_slices is None else f"{kind}_ubatched"
 
 
+def step_width_tokens(context: Any) -> int:  # vLLM's ForwardContext
+    """Rows that the widest rank computes in this forward; 0 if only this rank's are known."""
+    if context.dp_metadata is not None:
+        return int(context.dp_metadata.num_tokens_across_dp_cpu.max())
+    return 0 if context.batch_descriptor is None else int(context.batch_descriptor.num_tokens)
+
+
 _counter = StepCounter()
+
+
+def counted() -> dict[str, Any]:  # a message of plain values
+    """What this process's worker has counted."""
+    return _counter.report()
 
 
 def install() -> None:
@@ -111,7 +140,8 @@ def _observed(create: Callable[..., Any]) -> Callable[..., Any]:
     def created(attn_metadata: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:  # vLLM's
         context = create(attn_metadata, vllm_config, *args, **kwargs)
         is_compiled = vllm_config.compilation_config.mode != CompilationMode.NONE
-        _counter.saw_forward(step_kind(context, is_compiled=is_compiled))
+        kind = step_kind(context, is_compiled=is_compiled)
+        _counter.saw_forward(kind, step_width_tokens(context))
         return context
 
     return created
@@ -120,7 +150,7 @@ def _observed(create: Callable[..., Any]) -> Callable[..., Any]:
 def _replayed(replay: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @functools.wraps(replay)
     def replayed(self: Any, desc: Any) -> Any:  # vLLM's graph manager and batch
-        _counter.saw_forward("full")
+        _counter.saw_forward("full", int(desc.num_tokens))
         return replay(self, desc)
 
     return replayed
@@ -131,8 +161,9 @@ def _counted(execute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def executed(self: Any, scheduler_output: Any) -> Any:  # vLLM's Worker and what it returns
         _counter.begin()
         result = execute(self, scheduler_output)
-        if scheduler_output.total_num_scheduled_tokens > 0:
-            _counter.end(is_dummy=False)
+        tokens = scheduler_output.total_num_scheduled_tokens
+        if tokens > 0:
+            _counter.end(tokens=tokens)
             transfer = self.vllm_config.kv_transfer_config
             if transfer is not None and transfer.kv_role == "kv_consumer":
                 _counter.count_decode(scheduler_output)
@@ -148,6 +179,6 @@ def _counted_dummy(execute: Callable[[Any], None]) -> Callable[[Any], None]:
     def executed(self: Any) -> None:  # vLLM's Worker
         _counter.begin()
         execute(self)
-        _counter.end(is_dummy=True)
+        _counter.end(tokens=0)
 
     return executed

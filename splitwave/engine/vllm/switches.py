@@ -4,6 +4,7 @@
 |---|---|---|
 | SPLITWAVE_FORK | 1 | CPU: fork engines from the imported parent, their worker in-process |
 | SPLITWAVE_NIXL_PROGRESS_THREAD | 0 | NIXL starts no progress thread, which spins on a core each |
+| SPLITWAVE_WAVE_EPOCH | a number | ranks report to the coordinator of this epoch of their group |
 | SPLITWAVE_FAULTS | names, comma between | tests break one thing on purpose (`Fault`) |
 
 They are read where they act, in each process, since spawned processes inherit only the environment.
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 
 FORK = "SPLITWAVE_FORK"
 NIXL_PROGRESS_THREAD = "SPLITWAVE_NIXL_PROGRESS_THREAD"
+WAVE_EPOCH = "SPLITWAVE_WAVE_EPOCH"
 FAULTS = "SPLITWAVE_FAULTS"
 
 
@@ -31,6 +33,10 @@ class Fault(enum.StrEnum):
     """Decode: a transfer is reported as finished a second late."""
     DROP_FENCE = "drop_fence"
     """Decode worker: a pull is not confirmed with prefill. Read by the worker, not by an engine."""
+    STOCK_COORDINATOR = "stock_coordinator"
+    """The group's waves are vLLM's own coordinator's, and its ranks report nothing."""
+    DROP_WAKES = "drop_wakes"
+    """Coordinator: each start of a wave is thrown away, but for the watchdog's."""
 
 
 def fork_wanted(environ: Mapping[str, str] = os.environ) -> bool:
@@ -41,6 +47,12 @@ def fork_wanted(environ: Mapping[str, str] = os.environ) -> bool:
 def nixl_progress_thread_wanted(environ: Mapping[str, str] = os.environ) -> bool:
     """True if NIXL may start its progress thread (its default)."""
     return _flag(NIXL_PROGRESS_THREAD, "1", environ)
+
+
+def wave_epoch(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The epoch in which ranks report; None if their coordinator is vLLM's own."""
+    value = environ.get(WAVE_EPOCH)
+    return None if value is None else int(value)
 
 
 def fault(name: Fault, environ: Mapping[str, str] = os.environ) -> bool:
