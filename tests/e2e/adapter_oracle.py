@@ -10,6 +10,9 @@ from typing import Any  # vLLM's front end is untyped here
 
 from tests.e2e.adapter_cases import Case, cases, routing_cases
 
+PROMPT_LOGPROBS = 2
+"""Most likely tokens that are told at each place of a prompt."""
+
 
 def run(model: Path, out: Path, chosen: Sequence[Case] | None = None) -> int:
     """Generate cases (default: all) and write tokens, finish, log probabilities. Returns 0."""
@@ -64,6 +67,7 @@ async def _generate(engine: Any, case: Case) -> dict[str, Any]:
         stop_token_ids=list(asked.stop_token_ids),
         ignore_eos=asked.ignore_eos,
         logprobs=asked.logprobs,
+        prompt_logprobs=PROMPT_LOGPROBS,
     )
     outputs = [
         output
@@ -73,11 +77,14 @@ async def _generate(engine: Any, case: Case) -> dict[str, Any]:
     return {
         "tokens": list(choice.token_ids),
         "finish": choice.finish_reason,
-        "logprobs": [
-            {str(token): entry.logprob for token, entry in position.items()}
-            for position in choice.logprobs or ()
-        ],
+        "logprobs": [_by_token(position) for position in choice.logprobs or ()],
+        # Nothing is known of the first.
+        "prompt_logprobs": [_by_token(position) for position in outputs[0].prompt_logprobs[1:]],
     }
+
+
+def _by_token(position: Any) -> dict[str, float]:
+    return {str(token): entry.logprob for token, entry in position.items()}
 
 
 if __name__ == "__main__":

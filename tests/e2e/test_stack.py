@@ -21,6 +21,7 @@ from splitwave.core.worker import WorkerDescription
 from splitwave.demo_model import DemoModelOptions, Variant, build
 from splitwave.wire.client import Answer, Ask, describe_worker, generate
 from tests.e2e.adapter_cases import BLOCK, Case, cases, greedy, prompt
+from tests.e2e.adapter_oracle import PROMPT_LOGPROBS
 from tests.e2e.live_stack import LiveStack, running
 
 ROOT = Path(__file__).parents[2]
@@ -140,6 +141,28 @@ async def test_log_probabilities_are_those_of_an_aggregated_run(
             assert logprob == pytest.approx(expected[str(token_id)], abs=1e-3)
 
 
+SCORED = [
+    c for c in SERVED if c.name in ("length 2", "length 33", "length 511", "presence penalty")
+]
+
+
+@pytest.mark.parametrize("case", SCORED, ids=lambda case: case.name)
+async def test_a_prompts_log_probabilities_are_those_of_an_aggregated_run(
+    case: Case, router: grpc.aio.Channel, aggregated: dict[str, Any]
+) -> None:
+    sampling = replace(case.sampling, max_tokens=4)
+    ask = Ask(prompt=case.token_ids, sampling=sampling, prompt_logprobs=PROMPT_LOGPROBS)
+    answers = [answer async for answer in generate(router, ask, 120.0)]
+
+    rows = answers[0].prompt_logprobs
+    assert [row.token_id for row in rows] == case.token_ids[1:]
+    assert tokens_of(answers) == aggregated[case.name]["tokens"][:4], "and decode is as it was"
+    for row, expected in zip(rows, aggregated[case.name]["prompt_logprobs"], strict=True):
+        assert len(row.top) == PROMPT_LOGPROBS
+        for token_id, logprob in ((row.token_id, row.logprob), *row.top):
+            assert logprob == pytest.approx(expected[str(token_id)], abs=1e-3)
+
+
 async def test_decode_pulls_what_the_prompts_need_and_computes_no_prompt(
     stack: LiveStack, router: grpc.aio.Channel
 ) -> None:
@@ -211,9 +234,24 @@ def test_http_streams_the_text_that_it_gives_at_once(stack: LiveStack) -> None:
     assert "".join(part["choices"][0]["text"] for part in parts) == whole["choices"][0]["text"]
 
 
-def _post(stack: LiveStack, body: dict[str, Any]) -> str:
+def test_a_chat_is_the_completion_of_its_rendered_conversation(stack: LiveStack) -> None:
+    messages = [{"role": "user", "content": "Say it."}]
+    tokens = json.loads(_post(stack, {"messages": messages}, "/tokenize"))["tokens"]
+    asked = {"max_tokens": 12, "temperature": 0, "logprobs": True}
+
+    chat = json.loads(_post(stack, {**asked, "messages": messages}, "/v1/chat/completions"))
+    plain = json.loads(_post(stack, {**asked, "prompt": tokens, "logprobs": 0}))
+
+    (said,), (text,) = chat["choices"], plain["choices"]
+    assert said["message"]["content"] == text["text"]
+    assert (said["finish_reason"], chat["usage"]) == (text["finish_reason"], plain["usage"])
+    told = [row["logprob"] for row in said["logprobs"]["content"]]
+    assert told == pytest.approx(text["logprobs"]["token_logprobs"], abs=1e-3)
+
+
+def _post(stack: LiveStack, body: dict[str, Any], path: str = "/v1/completions") -> str:
     request = urllib.request.Request(
-        f"http://{stack.address('http')}/v1/completions",
+        f"http://{stack.address('http')}{path}",
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
