@@ -198,6 +198,7 @@ def simulated(requests: int, directory: Path) -> dict[str, object]:
         "traces": len({span.trace_id for span in spans}),
         "spans": len(spans),
         "bytes_per_span": round(sum(map(len, kept.lines)) / len(spans)),
+        "spans_dropped": sum(traces.dropped for traces in kept.made),
         "faults": len(faults(spans, wanted)),
         "cpu_s": round(time.process_time() - began_s, 1),
     }

@@ -34,6 +34,7 @@ class Kept(SpanExporter):
     """Keeps spans as the file exporter would write them."""
 
     lines: list[bytes] = field(default_factory=list)
+    made: list[Traces] = field(default_factory=list)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Keep them."""
@@ -47,9 +48,7 @@ class Kept(SpanExporter):
 
     def traces(self, clock: WallClock | None = None) -> Traces:
         """One tracing for each service, all of which end here."""
-        return Traces(
-            **{
-                service: traced(Origin(service=service), SpanPass(self), clock)
-                for service in ("router", "prefill", "decode")
-            }
-        )
+        services = ("router", "prefill", "decode")
+        made = Traces(**{x: traced(Origin(service=x), SpanPass(self), clock) for x in services})
+        self.made.append(made)
+        return made
