@@ -6,11 +6,12 @@ was heard waits for the engine's word that its pull has ended (`StepOutputs.pull
 its seat waits with it, since the transfer still writes into its blocks.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from services.decode.attempt import Attempt, Custody
 from services.decode.config import DecodeConfig
-from services.decode.peers import Peers
+from services.decode.peers import Peers, failure_of_a_call
 from services.decode.releases import Releases
 from services.decode.room import Room
 from splitwave.core.errors import Reason, ServingError
@@ -109,17 +110,18 @@ class Holdings:
         assert attempt.custody is Custody.OURS
         attempt.custody = Custody.CONFIRMING
         self._confirming.add(attempt)
+        error: ServingError | None = None
         try:
             await self._peers.confirm(attempt.submit.handoff, attempt.submit.traceparent)
-        except ServingError as error:
-            if error.reason not in _EXPIRED:
-                # Whether the lease lives is not known: make it end.
-                self._release_now(attempt)
-            return error
+        except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001  # no way out but an end
+            error = failure_of_a_call(failure)
         finally:
             attempt.custody = Custody.DONE
             self._confirming.discard(attempt)
-        return None
+        if error is not None and error.reason not in _EXPIRED:
+            # Whether the lease lives is not known: make it end.
+            self._release_now(attempt)
+        return error
 
     def _release_now(self, attempt: Attempt) -> None:
         self.releases.start(attempt.submit.handoff, attempt.submit.traceparent)

@@ -1,17 +1,21 @@
 """The prefill workers that answer for handoffs."""
 
 import asyncio
+import logging
 from collections import OrderedDict
 from typing import Protocol
 
 import grpc.aio
 
+from splitwave.core.errors import Reason, ServingError
 from splitwave.core.handoff import Handoff
 from splitwave.runtime.tracing import as_metadata
 from splitwave.wire.channel import CHANNEL_OPTIONS
 from splitwave.wire.errors import from_rpc_error
 from splitwave.wire.prefill import confirm_request, lease_remaining_s, release_request
 from splitwave.wire.stubs import prefill_stub
+
+log = logging.getLogger(__name__)
 
 CHANNELS_MAX = 256
 """Connections that are kept; the one used longest ago goes first."""
@@ -32,6 +36,22 @@ class Peers(Protocol):
 
     async def release(self, handoff: Handoff, traceparent: str = "") -> None:
         """End a handoff that nobody will pull. Idempotent."""
+
+
+def failure_of_a_call(failure: BaseException) -> ServingError:
+    """What a call to a peer failed with, whatever it raised; a cancellation of ours is raised.
+
+    gRPC cancels whoever awaits a call whose channel is closed, and raises UsageError for a
+    call on such a channel. Nobody has cancelled the task then, and what it cares for still
+    needs its end.
+    """
+    if isinstance(failure, ServingError):
+        return failure
+    task = asyncio.current_task()
+    if isinstance(failure, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise failure
+    log.error("a call to a prefill worker failed", exc_info=failure)
+    return ServingError(Reason.WORKER_LOST, f"the call failed: {type(failure).__name__}")
 
 
 class GrpcPeers:

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 
-from services.decode.peers import Peers
-from splitwave.core.errors import ServingError
+from services.decode.peers import Peers, failure_of_a_call
 from splitwave.core.handoff import Handoff
 from splitwave.runtime.tracing import trace_id_of
 
@@ -45,7 +44,8 @@ class Releases:
             try:
                 await self._peers.release(handoff, traceparent)
                 return
-            except ServingError as error:
+            except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001  # try again
+                error = failure_of_a_call(failure)
                 if attempt == TRIES_MAX:
                     self.failed += 1
                     extra = {

@@ -22,6 +22,8 @@ from splitwave.core.session import (
 from splitwave.engine.port import GroupDescription
 from splitwave.wire.session import BadSubmission, FromRouter
 
+HELLO_WAIT_S = 5.0
+"""How long a connection may stand without a word."""
 LINGER_S = 2.0
 """What a router gets, in a drain, to acknowledge the last that it was sent."""
 
@@ -55,7 +57,11 @@ class Sessions:
 
         Returns if the router closed it. Raises ServingError for whatever else ended it.
         """
-        hello = await anext(incoming, None)
+        try:
+            async with asyncio.timeout(HELLO_WAIT_S):
+                hello = await anext(incoming, None)
+        except TimeoutError:
+            raise _invalid(f"hello: none came within {HELLO_WAIT_S:g} s; send it at once") from None
         if hello is None:
             return
         session, connection = self._attach(hello[1])

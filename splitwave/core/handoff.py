@@ -9,6 +9,10 @@ import enum
 from collections import OrderedDict
 from dataclasses import dataclass
 
+ENDED_MAX = 131_072
+"""Ended ids that are remembered, some 30 MB. Who releases a prompt that comes later than so many
+others, or confirms one, is answered as for an unknown id: its lease ends by time, as lost."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handoff:
@@ -68,6 +72,7 @@ class LeaseTable:
       L3  started = pulled + released + expired + live: each lease ends exactly once
       L4  no id is both live and ended
       L5  no live lease outlives its time by more than one sweep
+      L6  at most ENDED_MAX ended ids are remembered, however many are released
     """
 
     def __init__(self, *, ranks: int, blocks_per_rank: int, memory_s: float) -> None:
@@ -122,13 +127,13 @@ class LeaseTable:
     def confirm(self, handoff_id: str, now_s: float) -> float | None:
         """End a lease as pulled and return the seconds it had left.
 
-        None means that the lease was not live until now: what was read may have
-        been reused. A repeat of a confirmed id returns 0.0.
+        None means that the lease was not live until now: what was read may have been
+        reused. So it is at a repeat: the first one let the blocks go, and a second
+        reader may have read after that.
         """
         lease = self._live.get(handoff_id)
         if lease is None:
-            end = self._ended.get(handoff_id)
-            return 0.0 if end is not None and end[0] is LeaseEnd.PULLED else None
+            return None
         if lease.expires_at_s <= now_s:
             self._end(lease, LeaseEnd.EXPIRED, now_s)
             return None
@@ -143,7 +148,7 @@ class LeaseTable:
             return ReleaseOutcome.ENDED_NOW
         if handoff_id in self._ended:
             return ReleaseOutcome.ENDED_BEFORE
-        self._ended[handoff_id] = (LeaseEnd.RELEASED, now_s + self._memory_s)
+        self._remember(handoff_id, LeaseEnd.RELEASED, now_s)
         return ReleaseOutcome.REMEMBERED
 
     def sweep(self, now_s: float) -> list[Lease]:
@@ -160,7 +165,12 @@ class LeaseTable:
         del self._live[lease.handoff_id]
         self.blocks_held[lease.rank] -= lease.block_count
         self.ends[end] += 1
-        self._ended[lease.handoff_id] = (end, now_s + self._memory_s)
+        self._remember(lease.handoff_id, end, now_s)
+
+    def _remember(self, handoff_id: str, end: LeaseEnd, now_s: float) -> None:
+        self._ended[handoff_id] = (end, now_s + self._memory_s)
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
 
     def check(self) -> None:
         """Assert the invariants. Cheap enough to call after every change in tests."""
@@ -170,4 +180,5 @@ class LeaseTable:
             assert held == sum(mine), "L2"
         assert self.started == sum(self.ends.values()) + len(self._live), "L3"
         assert not self._live.keys() & self._ended.keys(), "L4"
+        assert len(self._ended) <= ENDED_MAX, "L6"
         assert all(x.expires_at_s > self._swept_at_s for x in self._live.values()), "L5"

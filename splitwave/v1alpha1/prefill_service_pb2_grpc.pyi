@@ -52,7 +52,8 @@ class PrefillServiceStub:
     nothing which was read can have been reused, and ends it as pulled.
 
     Deadline: required, short.
-    Idempotency: a repeat by the same handoff_id within one lease answers the same.
+    Idempotency: none: a repeat is HANDOFF_EXPIRED, since the first let the blocks go.
+      Who lost the answer prefills again.
     Ownership: only the worker that pulled may call; the lease ends with this call.
     Cancellation: none.
     Errors:
@@ -116,7 +117,8 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         nothing which was read can have been reused, and ends it as pulled.
 
         Deadline: required, short.
-        Idempotency: a repeat by the same handoff_id within one lease answers the same.
+        Idempotency: none: a repeat is HANDOFF_EXPIRED, since the first let the blocks go.
+          Who lost the answer prefills again.
         Ownership: only the worker that pulled may call; the lease ends with this call.
         Cancellation: none.
         Errors:

@@ -188,3 +188,16 @@ def test_a_sampling_out_of_range_ends_the_attempt_by_name() -> None:
 
     assert bad(got).attempt_id == "r/0/1"
     assert "top_p: 2.0 is not in (0, 1]" in bad(got).error.message
+
+
+def test_times_that_no_clock_can_hold_end_no_session() -> None:
+    """google.protobuf.Duration has limits that its sender may break."""
+    reader = RouterMessages()
+    (request,) = router_message_to_proto(1, SMALL)
+    for seconds, nanos in ((2**62, 0), (-(2**62), 0), (1, 2**31 - 1), (1, -1)):
+        request.submit.remaining.seconds = seconds
+        request.submit.remaining.nanos = nanos
+        result = reader.feed(request)
+        assert result is not None
+        assert isinstance(result[1], Submit)
+        assert result[1].remaining_s == pytest.approx(seconds + nanos / 1e9)

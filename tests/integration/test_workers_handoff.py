@@ -95,7 +95,8 @@ async def test_a_confirmation_after_the_lease_is_refused() -> None:
         handoff = (await s.prefill_one("h1", PROMPT)).handoff
         assert handoff is not None
         await s.confirm(handoff)
-        await s.confirm(handoff)  # A repeat says the same.
+        again = await refused(asyncio.ensure_future(s.confirm(handoff)))
+        assert again.reason is Reason.HANDOFF_EXPIRED
 
         late = (await s.prefill_one("h2", PROMPT)).handoff
         assert late is not None

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from splitwave.core.handoff import Lease, LeaseEnd, LeaseTable, ReleaseOutcome
+from splitwave.core.handoff import ENDED_MAX, Lease, LeaseEnd, LeaseTable, ReleaseOutcome
 
 RANKS, BLOCKS, MEMORY_S = 2, 12, 20
 ids = st.sampled_from([f"h{i}" for i in range(3)])
@@ -64,8 +64,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
         lease = self.live.get(handoff_id)
         if lease is None:
-            pulled = self.ended.get(handoff_id, (None, 0))[0] is LeaseEnd.PULLED
-            assert left_s == (0.0 if pulled else None)
+            assert left_s is None
         elif lease.expires_at_s <= self.now_s:
             assert left_s is None
             self.end(lease, LeaseEnd.EXPIRED)
@@ -154,9 +153,9 @@ class EndsTwice(LeaseTable):
     """L3: a confirm after the end counts again."""
 
     def confirm(self, handoff_id: str, now_s: float) -> float | None:
+        pulled = self.ended(handoff_id) is LeaseEnd.PULLED
         left_s = super().confirm(handoff_id, now_s)
-        if left_s == 0.0:
-            self.ends[LeaseEnd.PULLED] += 1
+        self.ends[LeaseEnd.PULLED] += pulled
         return left_s
 
 
@@ -228,3 +227,13 @@ def test_to_forget_many_ends_costs_little() -> None:
 
     assert not table.released_early("h0")
     assert time.process_time() - began_s < 2.0
+
+
+def test_releases_of_ids_that_never_come_are_remembered_up_to_a_limit() -> None:
+    table = LeaseTable(ranks=1, blocks_per_rank=9, memory_s=600.0)
+    for number in range(ENDED_MAX + 10):
+        table.release(f"h{number}", now_s=1.0)
+
+    table.check()
+    assert not table.released_early("h0")
+    assert table.released_early(f"h{ENDED_MAX + 9}")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.decode.sessions import HELLO_WAIT_S
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
 from splitwave.core.session import AskGrant, Cancel, Submit
@@ -340,6 +341,23 @@ def test_the_first_message_is_hello_and_a_taken_session_is_refused() -> None:
                 yield 1, Cancel(())
 
             task = asyncio.create_task(r.decode.session(rude(), router.write))
+            assert await ended_with(task) is Reason.INVALID_REQUEST
+
+    run(main())
+
+
+def test_a_connection_that_never_says_hello_is_ended() -> None:
+    async def main() -> None:
+        async with rig() as r:
+
+            async def silent() -> AsyncIterator[tuple[int, Cancel]]:
+                await asyncio.Event().wait()
+                yield 1, Cancel(())
+
+            task = asyncio.create_task(r.decode.session(silent(), HandRouter().write))
+            await asyncio.sleep(HELLO_WAIT_S + 0.1)
+
+            assert task.done()
             assert await ended_with(task) is Reason.INVALID_REQUEST
 
     run(main())

@@ -228,7 +228,7 @@ def test_a_lease_ends_by_time_and_cannot_be_confirmed_then() -> None:
     run(main())
 
 
-def test_a_confirmation_ends_the_lease_as_pulled_and_repeats_say_the_same() -> None:
+def test_a_confirmation_ends_the_lease_as_pulled_and_there_is_no_second_one() -> None:
     async def main() -> None:
         async with rig() as r:
             await r.prefill_one("h1", PROMPT)
@@ -237,7 +237,9 @@ def test_a_confirmation_ends_the_lease_as_pulled_and_repeats_say_the_same() -> N
             assert wrong.value.reason is Reason.EPOCH_MISMATCH
 
             assert r.prefill.confirm("h1", r.prefill.group.epoch) == pytest.approx(9.0, abs=0.1)
-            assert r.prefill.confirm("h1", r.prefill.group.epoch) == 0.0
+            with pytest.raises(ServingError) as again:
+                r.prefill.confirm("h1", r.prefill.group.epoch)
+            assert again.value.reason is Reason.HANDOFF_EXPIRED
             await assert_nothing_held(r)
             assert r.prefill.lease_counts().pulled == 1
 
