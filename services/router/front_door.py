@@ -137,11 +137,11 @@ class FrontDoor:
         """Token ids of a text; `special`: with the tokenizer's special tokens around it."""
         return await self.tokenizer.encode_async(text, add_special_tokens=special)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    async def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens shown. Raises INVALID_REQUEST for unknown ids."""
         if token_ids:
             self._check_ids(token_ids, "tokens")
-        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return await self.tokenizer.decode_async(token_ids, skip_special_tokens=False)
 
     async def chat_prompt(
         self, messages: Sequence[Mapping[str, object]], options: ChatOptions

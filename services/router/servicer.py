@@ -12,7 +12,7 @@ from services.router.parts import News, Parts
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import TokenLogprob
 from splitwave.core.sampling_limits import check_prompt_logprobs
-from splitwave.text import ChatOptions, TextOptions, Tokenizer
+from splitwave.text import ChatOptions, TextOptions
 from splitwave.v1alpha1 import generate_service_pb2 as pb
 from splitwave.v1alpha1 import generate_service_pb2_grpc as pb_grpc
 from splitwave.v1alpha1 import generation_pb2
@@ -54,7 +54,9 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
                 self._door.check_model(request.model)
                 text, token_ids = await self._token_ids(request)
                 order = await self._order(request, token_ids, context)
-                prompts = Prompts(request, text, order, self._door.tokenizer)
+                wanted = request.echo or order.prompt_logprobs is not None
+                echoed = await self._echoed(request, text, token_ids)
+                prompts = Prompts(order, echoed, wanted=wanted)
                 await self._serve(order, prompts, context)
         except ServingError as error:
             await abort(context, error)
@@ -84,7 +86,8 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
     ) -> pb.DetokenizeResponse:
         try:
             self._door.check_model(request.model)
-            return pb.DetokenizeResponse(text=self._door.decode(list(request.token_ids)))
+            text = await self._door.decode(list(request.token_ids))
+            return pb.DetokenizeResponse(text=text)
         except ServingError as error:
             await abort(context, error)
 
@@ -118,6 +121,15 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
         text = await self._prompt(request)
         special = self._special(request)
         return text, await self._door.prompt_ids(text, add_special_tokens=special)
+
+    async def _echoed(
+        self, request: pb.GenerateRequest, text: str, token_ids: Sequence[int]
+    ) -> str:
+        """The prompt's text under echo, else none."""
+        if text or not request.echo:
+            return text if request.echo else ""
+        skip = not request.keep_special_tokens
+        return await self._door.tokenizer.decode_async(token_ids, skip_special_tokens=skip)
 
     async def _order(
         self, request: pb.GenerateRequest, token_ids: Sequence[int], context: Context
@@ -165,21 +177,14 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
 class Prompts:
     """Puts the prompt into the first message of each choice, if it was asked for."""
 
-    def __init__(
-        self, request: pb.GenerateRequest, text: str, order: Order, tokenizer: Tokenizer
-    ) -> None:
-        self._shown: set[int] | None = None
-        if not request.echo and order.prompt_logprobs is None:
-            return
-        self._shown = set()
-        skip = not request.keep_special_tokens
-        if request.echo and not text:
-            text = tokenizer.decode(order.token_ids, skip_special_tokens=skip)
-        self._text, self._token_ids = text if request.echo else "", order.token_ids
+    def __init__(self, order: Order, text: str, *, wanted: bool) -> None:
+        self._text, self._token_ids = text, order.token_ids
+        self._wanted = wanted
+        self._shown: set[int] = set()
 
     def add(self, choice: int, news: News, message: pb.GenerateResponse) -> None:
         """Add it to a message unless the choice has had it."""
-        if self._shown is None or choice in self._shown:
+        if not self._wanted or choice in self._shown:
             return
         self._shown.add(choice)
         message.prompt.text = self._text

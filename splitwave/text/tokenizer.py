@@ -23,6 +23,9 @@ from splitwave.text.pieces import Decoding, Pieces, decoding_of
 ENCODE_ON_LOOP_MAX_CHARS: Final = 2_000
 """Longer prompts are encoded in a thread: 2,000 characters are about 0.7 ms of the loop's time."""
 
+DECODE_ON_LOOP_MAX_TOKENS: Final = 2_000
+"""Longer texts are decoded in a thread: 2,000 tokens are about 0.7 ms."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
@@ -101,6 +104,16 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole completion; `Detokenizer` gives the same text piece by piece."""
         return self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def decode_async(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> str:
+        """`decode` that does not hold up the event loop for a long text."""
+        if len(token_ids) <= DECODE_ON_LOOP_MAX_TOKENS:
+            return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return await asyncio.to_thread(
+            self.decode, token_ids, skip_special_tokens=skip_special_tokens
+        )
 
     def pieces(self, *, skip_special_tokens: bool) -> Pieces:
         """What each token adds to a text."""

@@ -126,7 +126,7 @@ class OpenAI:
         """POST /detokenize."""
         body = read_detokenize(await request.read())
         self._door.check_model(body.model)
-        return _json(_encode({"prompt": self._door.decode(body.tokens)}), 200)
+        return _json(_encode({"prompt": await self._door.decode(body.tokens)}), 200)
 
     async def health(self, _: web.Request) -> web.Response:
         """GET /health: 200 if a request could be served."""

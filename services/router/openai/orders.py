@@ -41,7 +41,7 @@ class OrderBook:
         orders = [
             self._order(body, headers, token_ids, index) for index, token_ids in enumerate(ids)
         ]
-        texts = [self._echoed(body, prompt) for prompt in prompts]
+        texts = [await self._echoed(body, prompt) for prompt in prompts]
         options = CompletionOptions(
             prompts=list(zip(texts, ids, strict=True)),
             choices=body.choices,
@@ -84,13 +84,13 @@ class OrderBook:
         text = await door.chat_prompt(conversation(body.messages), chat_options(body))
         return await door.encode(text, special=bool(body.add_special_tokens))
 
-    def _echoed(self, body: CompletionBody, prompt: str | Sequence[int]) -> str:
+    async def _echoed(self, body: CompletionBody, prompt: str | Sequence[int]) -> str:
         if not body.echo:
             return ""
         if isinstance(prompt, str):
             return prompt
         skip = given_or(body.skip_special_tokens, True)
-        return self._door.tokenizer.decode(prompt, skip_special_tokens=skip)
+        return await self._door.tokenizer.decode_async(prompt, skip_special_tokens=skip)
 
     def _order(
         self,
