@@ -185,7 +185,7 @@ def test_the_roles_match_the_contract() -> None:
     assert theirs - {"UNSPECIFIED"} == set(Role.__members__)
 
 
-BESIDE = {PrefillCall: {"traceparent"}}
+BESIDE: dict[type, set[str]] = {PrefillCall: {"traceparent"}}
 """What travels in the call's metadata."""
 
 
