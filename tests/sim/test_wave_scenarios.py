@@ -1,0 +1,105 @@
+"""Named schedules: the race that hangs stock vLLM, and what simulation has found."""
+
+import pytest
+
+from tests.sim.wave.runner import broken_by
+from tests.sim.wave.schedule import Action, Op, Schedule
+from tests.sim.wave.stock import stock
+from tests.sim.wave.words import At, Fault, Message
+from tests.sim.wave.world import Make, World, production
+
+MS = 1_000
+
+
+def schedule(*actions: Action, ranks: int = 3) -> Schedule:
+    """A schedule without chance but for the network's delays."""
+    return Schedule(1, ranks, 2, 16, 3 * MS, tuple(sorted(actions)))
+
+
+PAUSE_RACE = schedule(
+    Action(20 * MS, Op.ADD, 0, 0, 4),
+    Action(60 * MS, Op.ADD, 0, 1, 4),
+    Action(1_500 * MS, Op.PAUSE),
+    # Its start is discarded by the held ranks; the front-end now believes that the group runs.
+    Action(1_800 * MS, Op.ADD, 0, 0, 4),
+    Action(1_850 * MS, Op.ABORT, 0, 0),
+    Action(1_900 * MS, Op.RESUME),
+    # So it does not tell the coordinator of this one.
+    Action(1_950 * MS, Op.ADD, 0, 0, 8),
+)
+"""No message is lost and no process fails."""
+
+
+def test_the_race_of_a_pause_hangs_stock_vllm() -> None:
+    assert broken_by(PAUSE_RACE, stock).startswith("W1: work waits on a sleeping rank")
+
+
+def test_the_race_of_a_pause_does_not_hang_splitwave() -> None:
+    assert broken_by(PAUSE_RACE) == ""
+
+
+def test_64_requests_within_5_ms_start_one_wave_with_one_broadcast() -> None:
+    world = World(schedule(*[Action(50 * MS + i * 78, Op.ADD, i % 2, i % 3, 4) for i in range(64)]))
+    for action in world.schedule.actions:
+        world.push(action.at_us, world.act, action)
+
+    world.run_until(50 * MS)
+    assert world.host.starts == 0
+    assert world.group.is_asleep
+    # Sent at 50.0 ms; a message takes at most half a millisecond.
+    world.run_until(51 * MS)
+    assert world.host.starts == 1
+    assert world.group.in_step == 3
+    world.run_until(150 * MS)
+
+    assert world.host.starts == 1
+    assert world.host.core.wave == 1
+    assert world.group.is_asleep
+    assert not any(rank.requests for rank in world.group.ranks)
+
+
+def starts_of_64_requests(make: Make) -> int:
+    """Broadcasts that stock and production make of the same 64 requests."""
+    actions = [Action(50 * MS + i * 78, Op.ADD, i % 2, i % 3, 4) for i in range(64)]
+    # Each of these front-ends is told anew that the group is paused, as a new one would be.
+    resets = [Action(50 * MS + i * 78, Op.RESTART_FRONT, i % 2) for i in range(64)]
+    world = World(schedule(*actions, *resets), make)
+    for action in world.schedule.actions:
+        world.push(action.at_us, world.act, action)
+    world.run_until(50_600)
+    return world.host.starts
+
+
+def test_repeats_are_suppressed_while_a_start_is_unacknowledged() -> None:
+    assert starts_of_64_requests(production) == 1
+    assert starts_of_64_requests(stock) > 1
+
+
+@pytest.mark.parametrize("lost", [Message.START, Message.FIRST_REQUEST, Message.STEPS])
+def test_whatever_message_of_a_wake_is_lost_work_begins_within_the_bound(lost: Message) -> None:
+    copies = [Action(40 * MS, Op.ARM, lost, Fault.LOST, -1)] * 3
+    world = World(schedule(*copies, Action(50 * MS, Op.ADD, 0, 0, 1)))
+    for action in world.schedule.actions:
+        world.push(action.at_us, world.act, action)
+
+    world.run_until((50 + 256 + 4) * MS)
+
+    assert world.group.steps >= 1
+    assert not any(rank.requests for rank in world.group.ranks)
+
+
+def test_a_rank_left_behind_is_not_woken_for_ever() -> None:
+    """Found by seed: a replaced rank, woken with an old wave, was woken alone after each wave."""
+    hidden = [
+        Action(30 * MS, Op.ARM, message, Fault.LOST, At.COORDINATOR_RUNNING)
+        for message in (Message.WAVE_COMPLETE, *[Message.SLEEPS] * 4)
+    ]
+    found = schedule(
+        *hidden,
+        Action(31 * MS, Op.ADD, 0, 0, 4),
+        Action(80 * MS, Op.KILL, 1),
+        # Its front-end knows only the old wave: the new rank steps in that one, alone.
+        Action(125 * MS, Op.ADD, 0, 1, 1),
+    )
+
+    assert broken_by(found) == ""
