@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
+from services.router.grants import POOL_WAIT_S
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.worker import WorkerDescription
 from splitwave.demo_model import DemoModelOptions, Variant, build
@@ -21,6 +22,8 @@ from tests.e2e.live_stack import LiveStack, running
 CLIENTS = 8
 TOKENS = 150
 NOTICED_WITHIN_S = 2.0
+GIVEN_UP_WITHIN_S = 2.0 + POOL_WAIT_S + 2.0
+"""A router waits for a broken session's worker, then for any worker; and some time to tell it."""
 BACK_WITHIN_S = 60.0
 
 
@@ -111,7 +114,7 @@ async def test_every_stream_goes_on_or_ends_by_name_and_the_group_comes_back(
             assert client.tokens == whole.tokens
         else:
             assert client.error.reason in (Reason.POOL_UNAVAILABLE, Reason.WORKER_LOST)
-            assert client.ended_s - killed_s <= NOTICED_WITHIN_S
+            assert client.ended_s - killed_s <= GIVEN_UP_WITHIN_S
             assert client.tokens == whole.tokens[: len(client.tokens)]
     assert (await back(stack)).epoch > before.epoch
     again = [Client() for _ in range(CLIENTS)]
@@ -134,6 +137,7 @@ async def back(stack: LiveStack) -> WorkerDescription:
 
 
 async def test_64_clients_that_leave_give_every_seat_and_block_back(stack: LiveStack) -> None:
+    await back(stack)
     clients = [Client() for _ in range(64)]
     await answered(stack, clients[:1])  # So that the router has its float of grants again.
     before = sum((await described(stack)).load.seats_used)

@@ -201,7 +201,7 @@ def _listening(handle: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, A
         if reporter is None:
             return
         if request_type == EngineCoreRequestType.START_DP_WAVE and (
-            not core.engines_running or request[0] < core.current_wave
+            not core.engines_running or request[0] != core.current_wave
         ):
             reporter.start_discarded()
         if _is_about_to_sleep(core):

