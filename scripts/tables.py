@@ -3,6 +3,7 @@
 Each stands between two markers; `make gen` renews them, and a test finds a stale one.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from services.router import parity
 from services.router.openai import openapi
 from services.router.openai.reading import UNSUPPORTED
 from splitwave.core.errors import Reason
+from splitwave.runtime.tracing_names import REQUEST, SPANS
 from splitwave.wire.errors import TOLD, openai_type
 
 ROOT = Path(__file__).parents[1]
@@ -85,10 +87,46 @@ def settings(service: str) -> str:
     return table(head, setting_rows(service))
 
 
+def spans() -> str:
+    """The spans of a request: who makes each, below which, and what it says."""
+    head = ["span", "made by", "below", "covers", "attributes"]
+    rows = [
+        [
+            _span(x.name),
+            x.service,
+            " or ".join(map(_span, x.parents)) or "the client's",
+            x.covers,
+            ", ".join(f"`{said}`" for said in x.says),
+        ]
+        for x in SPANS
+    ]
+    return table(head, rows)
+
+
+def _span(name: str) -> str:
+    return "the request" if name == REQUEST else f"`{name}`"
+
+
+def trace_costs() -> str:
+    """What the trace of a request costs each service."""
+    result = json.loads((ROOT / "bench/results/tracing.json").read_text(encoding="utf-8"))
+    services = result["cpu_us_per_request"]
+    words = {
+        "off": "no exporter",
+        "unsampled": "an exporter, and a request that is not sampled",
+        "on_no_export": "traced, and exported nowhere",
+        "on_file": "traced into a file",
+        "on_otlp_encoded": "traced, and encoded for a collector",
+    }
+    rows = [[said, *(f"{x[name]:.0f}" for x in services.values())] for name, said in words.items()]
+    return table(["", *services], rows)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/errors.md": {"errors": errors},
     "docs/api.md": {"routes": routes, "fields": fields, "unsupported": unsupported},
     "docs/operations.md": {f"{who} metrics": partial(metrics, who) for who in METRICS},
+    "docs/tracing.md": {"costs": trace_costs, "spans": spans},
     "docs/configuration.md": {f"{who} settings": partial(settings, who) for who in SETTINGS},
 }
 """By document and marker."""

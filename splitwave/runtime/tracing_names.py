@@ -54,7 +54,7 @@ SPANS: Final = (
             "gen_ai.request.choice.count", "gen_ai.usage.input_tokens",
             "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.output_tokens",
             "gen_ai.response.finish_reasons", "gen_ai.response.time_to_first_chunk",
-            "gen_ai.input.messages", "gen_ai.output.messages",
+            "gen_ai.input.messages", "gen_ai.output.messages", "http.response.status_code",
         ),
     ),
     SpanType(
@@ -69,11 +69,11 @@ SPANS: Final = (
     ),
     SpanType(
         PREFILL, "router", (ATTEMPT,), "waiting for a place in a queue, and the call of the worker",
-        ("splitwave.handoff.id", "splitwave.prompt_tokens", "splitwave.prefill_worker"),
+        ("splitwave.handoff.id",),
     ),
     SpanType(
         DECODE, "router", (ATTEMPT,), "from the first offer of the handoff to the last token",
-        ("splitwave.decode_worker", "splitwave.handoff.bytes"),
+        ("splitwave.handoff.bytes",),
     ),
     SpanType(
         PREFILL_SERVE, "prefill", (PREFILL,), "a prompt in the worker, until its answer",

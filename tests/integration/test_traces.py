@@ -139,7 +139,7 @@ FINISHING: list[tuple[Way, Change]] = [
     (by_grpc, {}),
     (by_http, {"stream": True}),
     (by_grpc, {"seed": 7, "temperature": 1.0}),
-    (by_http, {"max_tokens": 1}),
+    (by_http, {"max_tokens": 1, "top_k": 5, "frequency_penalty": 0.5, "presence_penalty": 0.5}),
     (by_grpc, {"repetition_penalty": 1.2}),
     (by_http, {"n": 2}),
     (by_grpc, {"stop_token_ids": tuple(range(97, 110))}),
@@ -215,7 +215,20 @@ async def test_500_requests_of_all_ends_have_500_whole_traces(
     }
     assert faults(spans, wanted) == []
     assert len(by_trace(spans)) == 500
+    assert said(spans) == {kind.name: set(kind.says) - TEXTS for kind in names.SPANS}
     check_controls(spans)
+
+
+TEXTS = {"gen_ai.input.messages", "gen_ai.output.messages"}
+
+
+def said(spans: list[SpanRecord]) -> dict[str, set[str]]:
+    """Attributes by kind of span, those of failures apart: what the documentation has to list."""
+    found: dict[str, set[str]] = {}
+    for span in spans:
+        name = names.REQUEST if span.is_request else span.name
+        found.setdefault(name, set()).update(span.attributes.keys() - {"error.type"})
+    return found
 
 
 def check_controls(spans: list[SpanRecord]) -> None:
