@@ -14,6 +14,7 @@ from splitwave.engine.vllm.outputs import (
     LENGTH,
     STOP,
     decode_params,
+    encode_params,
     ends_pull,
     holds_blocks,
     logprobs,
@@ -224,3 +225,21 @@ def test_every_field_of_sampling_reaches_vllm() -> None:
 
     # The end-of-sequence ids go by another way: the core asks for them apart.
     assert ours - set(arguments(KEPT)) == {"eos_token_ids"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"remote_block_ids": 5},
+        {"remote_block_ids": [5]},
+        {"remote_block_ids": [[-1]]},
+        {"remote_block_ids": [["1"]]},
+        {"remote_port": "8100"},
+        {"remote_port": True},
+        {"remote_host": 1},
+        {"tp_size": 1.5},
+    ],
+)
+def test_parameters_of_the_wrong_kind_never_reach_an_engine(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        decode_params(encode_params(HELD | wrong))

@@ -21,6 +21,16 @@ EXPIRES_KEY = "splitwave_expires_at_s"
 PULLED_KEY = "splitwave_pulled"
 PULL_ENDED_KEY = "splitwave_pull_ended"
 
+_KINDS: dict[str, type] = {
+    "remote_engine_id": str,
+    "remote_host": str,
+    "remote_port": int,
+    "remote_request_id": str,
+    "tp_size": int,
+    "dcp_size": int,
+    "pp_size": int,
+}
+
 FINISHES = {
     STOP: FinishReason.STOP,
     LENGTH: FinishReason.LENGTH,
@@ -110,11 +120,30 @@ def encode_params(params: Mapping[str, Any]) -> bytes:
 
 
 def decode_params(packed: bytes) -> dict[str, Any]:
-    """Unpack connector parameters; ValueError if they are none."""
+    """Unpack connector parameters; ValueError if they are none, or of the wrong kind.
+
+    They have come through others, and an engine process would end of what it cannot read.
+    What is missing is left to the guard, which ends the request.
+    """
     params = json.loads(packed)
     if not isinstance(params, dict):
         raise ValueError("connector parameters are not an object")
+    for name, kind in _KINDS.items():
+        value = params.get(name)
+        if value is not None and type(value) is not kind:  # A bool is an int, too.
+            raise ValueError(f"{name} is no {kind.__name__}")
+    groups = params.get("remote_block_ids")
+    if groups is not None and not _are_block_ids(groups):
+        raise ValueError("remote_block_ids is no list of lists of block numbers")
     return params
+
+
+def _are_block_ids(groups: object) -> bool:
+    """True for lists of whole numbers from 0 on."""
+    return isinstance(groups, list) and all(
+        isinstance(group, list) and all(type(block) is int and block >= 0 for block in group)
+        for group in groups
+    )
 
 
 def logprobs(lists: Any) -> list[TokenLogprob]:
