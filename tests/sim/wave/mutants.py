@@ -18,7 +18,7 @@ from splitwave.core.wave_message import (
 from tests.sim.wave.host import Coordinator
 from tests.sim.wave.world import Make
 
-Rank = wave._Rank  # noqa: SLF001  # a mutant is at home there
+Rank = wave._Rank  # noqa: SLF001  # mutants are at home there
 
 
 class NoWatchdog(WaveCoordinator):
