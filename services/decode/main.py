@@ -19,7 +19,7 @@ from splitwave.runtime.config import ConfigError
 from splitwave.runtime.serve import EpochOver, Fatal, serve
 from splitwave.runtime.tracing import Tracing
 from splitwave.runtime.tracing_export import tracing
-from splitwave.runtime.worker import make_group_settings
+from splitwave.runtime.worker import default_worker_id, make_group_settings
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ async def _run(config: DecodeConfig, stop: asyncio.Event) -> int:
     if engine is None:
         return 0
     try:
-        async with tracing(config, config.worker_id) as traces:
+        async with tracing(config, config.worker_id or default_worker_id("decode")) as traces:
             return await serve(_program(engine, config, traces), config, stop)
     finally:
         await engine.close()

@@ -16,7 +16,7 @@ from splitwave.runtime.again import start_over
 from splitwave.runtime.config import ConfigError
 from splitwave.runtime.serve import EpochOver, Fatal, serve
 from splitwave.runtime.tracing_export import tracing
-from splitwave.runtime.worker import make_group_settings
+from splitwave.runtime.worker import default_worker_id, make_group_settings
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ async def _run(config: PrefillConfig, stop: asyncio.Event) -> int:
     if engine is None:
         return 0
     try:
-        async with tracing(config, config.worker_id) as traces:
+        async with tracing(config, config.worker_id or default_worker_id("prefill")) as traces:
             worker = PrefillWorker(engine, config, traces=traces)
             return await serve(PrefillProgram(worker), config, stop)
     finally:

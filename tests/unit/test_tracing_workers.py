@@ -209,6 +209,18 @@ def test_a_fence_that_says_no_ends_the_attempt_there() -> None:
     assert told[names.LEASE].attributes[names.LEASE_END] == "expired"
 
 
+def test_a_line_about_an_attempt_carries_its_ids(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(r: Rig) -> None:
+        r.peers.lost_calls = 1
+        router = await started(r)
+        await router.heard["r/0/1"].over.wait()
+
+    told_of(scenario)
+
+    (record,) = [x for x in caplog.records if x.getMessage().startswith("fence: ")]
+    assert (vars(record)["request_id"], vars(record)["trace_id"]) == ("r", TRACE_ID)
+
+
 @pytest.mark.parametrize("traceparent", ["", SAMPLED[:-1] + "0", "nonsense", "00-0-0-01"])
 def test_without_a_sampled_trace_nothing_is_told(traceparent: str) -> None:
     async def scenario(r: Rig) -> None:
