@@ -9,7 +9,7 @@ import pytest
 
 from services.router.attempts import Call, Trail
 from services.router.choices import Choice, Turns, sampling_of_choice, serve_choices
-from services.router.generate import Finish
+from services.router.generate import Finish, RoomNeed
 from services.router.sink import TextSink
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
@@ -17,7 +17,16 @@ from splitwave.core.generation import FinishReason, Request, Sampling
 from splitwave.core.sampling_limits import SEED_MAX, SEED_MIN
 from splitwave.engine.sim import write_vocabulary
 from splitwave.text import TextOptions, TextStream, Tokenizer
-from tests.fakes import FakeDecode, FakeFleet, FakePrefill, Pause, no_pause, now_s, token_after
+from tests.fakes import (
+    FakeDecode,
+    FakeFleet,
+    FakePrefill,
+    FakeRoom,
+    Pause,
+    no_pause,
+    now_s,
+    token_after,
+)
 
 EMPTY = {"leased blocks": 0, "decode blocks": 0, "decode seats": 0}
 PROMPT = (1, 2, 3)
@@ -118,6 +127,50 @@ async def test_no_prefill_starts_unless_all_have_room(tokenizer: Tokenizer) -> N
     assert refused.value.message.startswith("n: no room for 3 completions at once")
     assert served.prefill.calls == []
     assert served.fleet.held() == others, "what was taken is given back"
+
+
+async def test_room_whose_choice_never_gets_to_it_is_given_back(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(tokenizer, 3)
+
+    async def stillborn(*_: object) -> Finish:
+        raise ServingError(Reason.INTERNAL, "it did not begin")
+
+    monkeypatch.setattr("services.router.choices.generate", stillborn)
+    with pytest.raises(ServingError):
+        await served.run()
+
+    assert served.fleet.held() == EMPTY
+
+
+class PatientFleet(FakeFleet):
+    """The first ask is refused, the others wait."""
+
+    waiting = 0
+
+    async def decode_room(self, need: RoomNeed) -> FakeRoom:
+        if not self.needs:
+            self.needs.append(need)
+            await asyncio.sleep(0)
+            raise ServingError(Reason.KV_CAPACITY_EXHAUSTED, "no")
+        self.waiting += 1
+        never: asyncio.Future[FakeRoom] = asyncio.get_running_loop().create_future()
+        try:
+            return await never
+        finally:
+            self.waiting -= 1
+
+
+async def test_no_ask_outlives_a_request_that_gets_no_room(tokenizer: Tokenizer) -> None:
+    served = Served(tokenizer, 3)
+    fleet = served.fleet = PatientFleet(served.prefill, served.decode)
+
+    with pytest.raises(ServingError):
+        await served.run()
+    await asyncio.sleep(0)
+
+    assert fleet.waiting == 0
 
 
 async def test_a_request_that_needs_no_decode_takes_no_room(tokenizer: Tokenizer) -> None:
