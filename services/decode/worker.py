@@ -26,6 +26,7 @@ from splitwave.runtime.engine_metrics import EngineCounters, engine_families
 from splitwave.runtime.metrics import process_families
 from splitwave.runtime.tracing import OFF, Tracing
 from splitwave.runtime.wave_metrics import wave_families
+from splitwave.runtime.wave_spans import record_segments
 from splitwave.runtime.worker import default_worker_id
 
 log = logging.getLogger(__name__)
@@ -206,6 +207,7 @@ class DecodeWorker:
         self.room.settle()
         self.room.tell_load()
         self._check_now_and_then()
+        record_segments(self._traces, self.group, self._engine.wave_segments())
         if self.room.draining and not self.outstanding() and not self.sessions.by_id:
             self._idle.set()
 

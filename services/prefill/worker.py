@@ -24,6 +24,7 @@ from splitwave.runtime.engine_metrics import EngineCounters, engine_families
 from splitwave.runtime.metrics import process_families
 from splitwave.runtime.tracing import OFF, Tracing
 from splitwave.runtime.wave_metrics import wave_families
+from splitwave.runtime.wave_spans import record_segments
 
 log = logging.getLogger(__name__)
 
@@ -176,6 +177,7 @@ class PrefillWorker:
         while True:
             await asyncio.sleep(self._config.sweep_s)
             self.floor.sweep()
+            record_segments(self._traces, self.group, self._engine.wave_segments())
 
     async def close(self) -> None:
         """Stop the engines."""

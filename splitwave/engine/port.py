@@ -13,6 +13,7 @@ from typing import Protocol
 from splitwave.core.errors import Reason
 from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
 from splitwave.core.wave_record import WaveStatus
+from splitwave.core.wave_segment import WaveSegment
 from splitwave.core.worker import RankCounters as RankCounters
 from splitwave.core.worker import Role as Role
 
@@ -183,6 +184,9 @@ class Engine(Protocol):
 
     def waves(self) -> WaveStatus | None:
         """The waves of its ranks, now; None if nobody coordinates them."""
+
+    def wave_segments(self) -> list[WaveSegment]:
+        """Segments of its waves that have ended since the last call."""
 
     async def close(self) -> None:
         """Stop all processes of the group. Idempotent; bounded in time."""

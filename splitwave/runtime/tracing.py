@@ -93,6 +93,8 @@ class Past:
     events: Sequence[tuple[str, float]] = ()
     link: str = ""
     """W3C traceparent of a span that had to do with it, of this or another trace."""
+    links: Sequence[str] = ()
+    """More of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,8 @@ class Tracing:
     def record(self, past: Past, parent: Context) -> Context:
         """Make a span that is over; returns the parent for those below it."""
         assert self._tracer is not None
-        links = [Link(linked)] if past.link and (linked := span_context(past.link)) else None
+        named = [span_context(said) for said in (past.link, *past.links) if said]
+        links = [Link(linked) for linked in named if linked is not None]
         began_ns = self.clock.ns(past.began_s)
         span = self._tracer.start_span(
             past.name, parent, past.kind, past.attributes, links, start_time=began_ns

@@ -10,6 +10,7 @@ from typing import Final
 
 from splitwave.runtime import tracing_names as names
 from splitwave.runtime.tracing_files import ERROR, OK, UNSET, SpanRecord, by_trace
+from splitwave.runtime.wave_spans import WAVE_SEGMENT
 
 SLACK_S: Final = 0.02
 """How much earlier than its parent a span of another process may begin: clocks differ a little."""
@@ -23,7 +24,8 @@ def faults(spans: Iterable[SpanRecord], wanted: Mapping[str, str] | None = None)
     `wanted` has the outcome of each request that must be there, by request id.
     """
     found, outcomes = [], dict[str, list[str]]()
-    for trace_id, trace in by_trace(spans).items():
+    of_requests = [span for span in spans if span.name != WAVE_SEGMENT]
+    for trace_id, trace in by_trace(of_requests).items():
         found += [f"trace {trace_id}: {fault}" for fault in _Trace(trace).faults()]
         for span in trace:
             if span.is_request:

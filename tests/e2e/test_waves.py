@@ -61,6 +61,15 @@ def test_64_requests_at_once_start_one_wave_with_one_broadcast(report: Report) -
     assert seen["first_s"] <= max(seen["alone_s"]) + STEP_S
 
 
+def test_a_wave_is_accounted_for_in_a_segment(report: Report) -> None:
+    (segment,) = report.of("burst")["segments"]
+
+    assert (segment["why"], segment["end"]) == ("first_request", "pause")
+    assert segment["tokens"] == 64 * (40 + 1), "the prompts, and the second token of each"
+    assert segment["steps"] > 2
+    assert 1 <= segment["wake"] <= 2
+
+
 def test_an_idle_group_makes_no_step_and_sends_one_message_a_second_and_rank(
     report: Report,
 ) -> None:

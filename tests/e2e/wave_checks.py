@@ -124,6 +124,8 @@ async def burst(stack: Stack) -> dict[str, Any]:
     await group.asleep()
     machine = group.coordinator.machine
     wave, starts = machine.wave, machine.starts
+    await asyncio.sleep(0.3)  # More than a segment waits for its ranks' last words.
+    group.engine.wave_segments()
     began_s = time.monotonic()
     submitting = asyncio.ensure_future(group.caller.start(*many))  # All in one call.
     await within(10, lambda: _true(many[0].engine_request_id in group.caller.seen))
@@ -131,7 +133,18 @@ async def burst(stack: Stack) -> dict[str, Any]:
     await submitting
     await within(10, lambda: _true(all(r.engine_request_id in group.caller.seen for r in many)))
     await group.asleep()
+    await within(5, lambda: _true(len(group.coordinator.ended_segments) > 0))
     return {
+        "segments": [
+            {
+                "why": x.why,
+                "end": x.end,
+                "tokens": x.tokens,
+                "steps": x.steps,
+                "wake": len(x.wake_s),
+            }
+            for x in group.engine.wave_segments()
+        ],
         "waves": machine.wave - wave,
         "starts": machine.starts - starts,
         "first_s": first_s,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from splitwave.core.handoff import LeaseEnd
 from splitwave.core.wave_record import WaveStatus
+from splitwave.core.wave_segment import WaveSegment
 from splitwave.engine.port import (
     EngineDied,
     EngineRequest,
@@ -121,6 +122,10 @@ class SimEngine:
 
     def waves(self) -> WaveStatus | None:
         """None: simulated ranks step together without a coordinator."""
+
+    def wave_segments(self) -> list[WaveSegment]:
+        """None, likewise."""
+        return []
 
     async def counters(self) -> Sequence[RankCounters]:
         """Counts of every rank. Raises EngineDied if the group is over."""

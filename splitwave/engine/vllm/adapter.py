@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any  # vLLM's client and outputs are untyped h
 
 from splitwave.core.errors import Reason
 from splitwave.core.wave_record import WaveStatus
+from splitwave.core.wave_segment import Link, WaveSegment
 from splitwave.engine.port import (
     EngineDied,
     EngineRequest,
@@ -81,6 +82,7 @@ class VllmEngine:
                 continue
             if admission is Admission.RUN_WITHOUT_HOLD:
                 core_request.sampling_params.extra_args = None
+            self._exemplify(request)
             await self._client.add_request_async(core_request)
 
     def _admit(self, request: EngineRequest) -> Admission:
@@ -260,6 +262,23 @@ class VllmEngine:
         """The waves of its ranks; None if they do not step together."""
         coordinator = self._processes.coordinator
         return None if coordinator is None else coordinator.status()
+
+    def wave_segments(self) -> list[WaveSegment]:
+        """Segments of its waves that have ended since the last call."""
+        coordinator = self._processes.coordinator
+        if coordinator is None:
+            return []
+        ended = list(coordinator.ended_segments)
+        coordinator.ended_segments.clear()
+        return ended
+
+    def _exemplify(self, request: EngineRequest) -> None:
+        """Tell the waves of a request that is traced."""
+        coordinator = self._processes.coordinator
+        traceparent = (request.trace_headers or {}).get("traceparent", "")
+        if coordinator is not None and traceparent.endswith("-01"):  # W3C: it is sampled.
+            _, trace_id, span_id, _ = traceparent.split("-")
+            coordinator.segments.note_request(Link(trace_id, span_id))
 
     async def _give_up_leases(self) -> None:
         """Release all that is held: an engine that is told to stop first waits for its leases."""

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any  # sockets and vLLM's objects are untyped here
@@ -36,6 +37,7 @@ from splitwave.core.wave_message import (
     WaveSettings,
 )
 from splitwave.core.wave_record import WaveRecord, WaveStatus
+from splitwave.core.wave_segment import WaveSegment, WaveSegments
 from splitwave.engine.vllm.seams import SeamBroken, vllm_version
 from splitwave.engine.vllm.switches import Fault, fault
 from splitwave.engine.vllm.wave_report import report_from_outputs
@@ -45,6 +47,8 @@ log = logging.getLogger(__name__)
 SUBSCRIBE, UNSUBSCRIBE = b"\x01", b"\x00"
 READY = b"READY"
 RESIZE = "SCALE_ELASTIC_EP"
+SEGMENTS_MAX = 256
+"""Ended segments that are kept for whoever takes them."""
 
 
 @contextlib.contextmanager
@@ -83,6 +87,9 @@ class Coordinator:
         self.proc = SimpleNamespace(pid=os.getpid())
         self.epoch = epoch
         self.record = WaveRecord(parallel_config.data_parallel_size)
+        self.segments = WaveSegments(epoch)
+        self.ended_segments: deque[WaveSegment] = deque(maxlen=SEGMENTS_MAX)
+        """Those that nobody has taken yet; the oldest go first."""
         self.drops_wakes = fault(Fault.DROP_WAKES)
         self._is_quiet = False
         self._complained_of = -1
@@ -157,6 +164,7 @@ class Coordinator:
         """A rank's process has ended: so has the epoch, and front-ends are told."""
         if self._loop is not None:
             self._do(self._machine.on_rank_died(rank, self.epoch, why, time.monotonic()))
+            self._turn()
 
     def be_quiet(self) -> None:
         """Wake nobody any more: the group is being stopped."""
@@ -178,7 +186,9 @@ class Coordinator:
             return
         while sum(self._read(socket, take) for socket, take in self._inputs()):
             continue
-        self._do(self._machine.tick(time.monotonic()))
+        now_s = time.monotonic()
+        self._do(self._machine.tick(now_s))
+        self.ended_segments += self.segments.settle(self._machine.state, self._machine.wave, now_s)
         wait_s = self._machine.wait_s()
         if self._timer is not None:
             self._timer.cancel()
@@ -212,6 +222,7 @@ class Coordinator:
         machine, now_s, rank = self._machine, time.monotonic(), outputs.engine_index
         if (report := report_from_outputs(outputs)) is not None:
             self.record.on_report(report, now_s)
+            self.segments.on_report(report, now_s)
             return machine.on_report(report, now_s)
         if outputs.wave_complete is not None:
             return machine.on_wave_complete(rank, self.epoch, outputs.wave_complete, now_s)
@@ -250,7 +261,9 @@ class Coordinator:
     def _start(self, start: StartWave) -> None:
         if self._is_quiet or (self.drops_wakes and start.why is not StartReason.WATCHDOG):
             return
-        self.record.on_start(start, time.monotonic())
+        now_s = time.monotonic()
+        self.record.on_start(start, now_s)
+        self.segments.on_start(start, now_s)
         if start.why is StartReason.WATCHDOG and start.wave != self._complained_of:
             self._complained_of = start.wave
             log.warning("the watchdog wakes wave %d again", start.wave)
