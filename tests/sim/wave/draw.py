@@ -1,5 +1,7 @@
 """Schedules from seeds: episodes, some of whose messages meet a fault, and traffic beside."""
 
+import functools
+
 from tests.sim.wave.coverage import POSSIBLE
 from tests.sim.wave.episodes import DRAWN, FRONTS_MAX, SEATS, Episode
 from tests.sim.wave.scarce import SCARCE
@@ -41,17 +43,13 @@ def draw(seed: int) -> Schedule:
 
 def _aimed(one: Draw, episode: Episode, kinds: list[Fault], at_us: int) -> list[Action]:
     """Faults that wait for the messages of an episode."""
+    frozen = frozenset(kinds)
     aims = [aim for aim in episode.rare if one.chance() < 0.8]
     if episode.aims:
         aims += [episode.aims[one.below(len(episode.aims))] for _ in range(AIMS_AN_EPISODE)]
     actions = []
     for at, message in aims:
-        possible = [
-            kind
-            for kind in POSSIBLE[at, message]
-            if kind in kinds
-            for _ in range(SHARES[kind] * SCARCE.get((at, message, kind), 1))
-        ]
+        possible = _possible(at, message, frozen)
         if possible:
             kind = possible[one.below(len(possible))]
             copies = SEATS if message == Message.START and one.chance() < 0.2 else 1
@@ -60,6 +58,17 @@ def _aimed(one: Draw, episode: Episode, kinds: list[Fault], at_us: int) -> list[
                 # Only from beyond the grave does a word of this rank arrive then.
                 actions.append(Action(at_us, Op.ARM, message, Fault.RESTARTED, at))
     return actions
+
+
+@functools.cache
+def _possible(at: At, message: Message, kinds: frozenset[Fault]) -> list[Fault]:
+    """Faults that the message can meet there, each as often as it is to be drawn."""
+    return [
+        kind
+        for kind in POSSIBLE[at, message]
+        if kind in kinds
+        for _ in range(SHARES[kind] * SCARCE.get((at, message, kind), 1))
+    ]
 
 
 def _traffic(one: Draw, ends_us: int) -> Action:
