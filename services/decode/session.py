@@ -44,6 +44,7 @@ class Connection:
         self._pending = deque(unacked)
         self._wake = asyncio.Event()
         self._ack: int | None = None
+        self._closed = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once the worker wants no more of it; its exception is the RPC's status."""
 
@@ -63,8 +64,15 @@ class Connection:
             self.ended.set_exception(error)
             self.ended.exception()  # Seen: the stream may be gone already.
 
+    def close(self) -> None:
+        """Write no more than what is under way."""
+        self._closed = True
+        self._pending.clear()
+        self._ack = None
+        self._wake.set()
+
     async def write_all(self, write: Write) -> None:
-        """Write for ever."""
+        """Write until it is closed."""
         await write(0, self._welcome)
         while True:
             while self._pending:
@@ -74,6 +82,8 @@ class Connection:
                 received, self._ack = self._ack, None
                 await write(0, Ack(received))
                 continue
+            if self._closed:
+                return
             self._wake.clear()
             await self._wake.wait()
 

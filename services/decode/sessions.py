@@ -73,11 +73,16 @@ class Sessions:
             for end in ends:
                 if end.done():
                     end.result()
+        except asyncio.CancelledError:
+            writing.cancel()
+            raise
         finally:
-            for task in (reading, writing):
-                task.cancel()
-            await asyncio.gather(reading, writing, return_exceptions=True)
             session.disconnect(connection, self._now_s())
+            connection.close()
+            reading.cancel()
+            # gRPC sends no status while a write is under way: without this wait the router
+            # would never hear of the end. A write ends when it is read, or with the stream.
+            await asyncio.gather(reading, writing, return_exceptions=True)
 
     async def _read(self, session: Session, incoming: Incoming) -> None:
         async for number, message in incoming:

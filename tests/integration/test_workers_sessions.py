@@ -1,11 +1,16 @@
 """Sessions over real gRPC: streams that are reset, routers that vanish, submissions too large."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
+
+import grpc.aio
 
 from splitwave.core.errors import Reason
 from splitwave.core.session import AskGrant, Cancel
 from splitwave.engine.sim import SimFaults
+from splitwave.v1alpha1 import decode_service_pb2 as pb
+from splitwave.wire.stubs import decode_stub
 from tests.integration.worker_stack import (
     DECODE,
     DECODE_CONFIG,
@@ -104,3 +109,23 @@ async def test_a_submission_over_the_limit_ends_alone() -> None:
         assert after.token_ids == right_answer(PROMPT, GREEDY)
         assert await s.release("big/0/1")  # It stayed with its router.
         await eventually(s.is_empty)
+
+
+async def test_every_router_that_breaks_the_contract_hears_of_its_end() -> None:
+    """A status that meets a write under way was lost, for one router in ten."""
+
+    async def break_it(channel: grpc.aio.Channel, name: str) -> grpc.StatusCode:
+        call = decode_stub(channel).Session()
+        await call.write(pb.SessionRequest(hello=pb.Hello(router_id=name, session_id=name)))
+        await call.write(pb.SessionRequest(number=2, ask=pb.AskGrant(ask_id="a", blocks=1)))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        return await call.code()
+
+    async with stack() as s:
+        async with asyncio.timeout(20.0):
+            calls = [break_it(s.decode.channel, f"s{number}") for number in range(200)]
+            codes = await asyncio.gather(*calls)
+
+        assert set(codes) == {grpc.StatusCode.INVALID_ARGUMENT}
