@@ -26,14 +26,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--minutes", type=float, default=600.0, help="stop after this long")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     began_s = said_s = time.monotonic()
     tally = Tally()
     for tally in run_in_processes(range(args.first, args.first + args.seeds), args.processes):
-        if tally.failures:
-            break
         now_s = time.monotonic()
+        if tally.failures or now_s - began_s > 60 * args.minutes:
+            break
         if now_s - said_s > SAY_EVERY_S:
             said_s = now_s
             left_s = (now_s - began_s) * (args.seeds / tally.schedules - 1)

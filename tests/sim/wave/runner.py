@@ -1,4 +1,4 @@
-"""Many seeds: run, counted and, where one fails, told apart and made small."""
+"""Many seeds: run, counted and, where one fails, made small."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -9,7 +9,7 @@ from tests.sim.wave.draw import draw
 from tests.sim.wave.schedule import Schedule
 from tests.sim.wave.world import Make, World, production
 
-CHUNK = 250
+CHUNK = 100
 
 
 class Failure(Exception):
@@ -85,10 +85,13 @@ def run_in_processes(seeds: range, processes: int) -> Iterator[Tally]:
     """Run seeds in several processes; yields the tally so far after each chunk."""
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
     tally = Tally()
-    with ProcessPoolExecutor(processes) as pool:
+    pool = ProcessPoolExecutor(processes)
+    try:
         for part in pool.map(run, chunks):
             tally.add(part)
             yield tally
+    finally:
+        pool.shutdown(cancel_futures=True)  # Whoever has seen enough does not wait for the rest.
 
 
 def first_failure(make: Make, seeds: Iterable[int]) -> Failure | None:
