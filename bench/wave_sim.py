@@ -61,7 +61,10 @@ def figures(tally: Tally, wall_s: float, processes: int) -> dict[str, object]:
         "processes": processes,
         "wall_s": round(wall_s, 1),
         "seeds_per_s": round(seeds_per_s, 1),
-        "hours_for_a_million_seeds": round(1e6 / seeds_per_s / 3600, 2),
+        "cpu_ms_per_seed": round(tally.cpu_s / max(1, tally.schedules) * 1e3, 2),
+        "cpu_hours_for_a_million_seeds": round(
+            tally.cpu_s / max(1, tally.schedules) * 1e6 / 3600, 2
+        ),
         "events": tally.events,
         "events_per_seed": round(tally.events / max(1, tally.schedules), 1),
         "events_per_seed_min": tally.events_min,

@@ -1,5 +1,6 @@
 """Many seeds: run, counted and, where one fails, made small."""
 
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Tally:
     steps: int = 0
     starts: int = 0
     requests: int = 0
+    cpu_s: float = 0.0
     coverage: list[int] = field(default_factory=empty)
     failures: list[Failure] = field(default_factory=list)
 
@@ -48,6 +50,7 @@ class Tally:
         self.steps += other.steps
         self.starts += other.starts
         self.requests += other.requests
+        self.cpu_s += other.cpu_s
         self.coverage = [a + b for a, b in zip(self.coverage, other.coverage, strict=True)]
         self.failures += other.failures
 
@@ -64,6 +67,7 @@ def broken_by(schedule: Schedule, make: Make = production, log: list[str] | None
 def run(seeds: Iterable[int], make: Make = production) -> Tally:
     """Run seeds in this process."""
     tally = Tally()
+    began_s = time.process_time()
     for seed in seeds:
         tally.schedules += 1
         world = World(draw(seed), make, coverage=tally.coverage)
@@ -78,6 +82,7 @@ def run(seeds: Iterable[int], make: Make = production) -> Tally:
         tally.requests += outcome.requests
         tally.events_min = min(tally.events_min, outcome.events)
         tally.fault_kinds_min = min(tally.fault_kinds_min, outcome.fault_kinds)
+    tally.cpu_s = time.process_time() - began_s
     return tally
 
 
