@@ -15,7 +15,9 @@ def main() -> int:
     of = importlib.metadata.version
 
     def version(distribution_name: str) -> str:
-        return of(DISTRIBUTION if distribution_name == "vllm" else distribution_name)
+        if distribution_name == "vllm":
+            return of(DISTRIBUTION) + "+cpu"  # As vLLM writes it itself where it looks for both.
+        return of(distribution_name)
 
     importlib.metadata.version = version
     from vllm.entrypoints.cli.main import main as vllm_main  # Asks for the version when imported.
