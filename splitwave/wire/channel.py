@@ -30,7 +30,9 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     *_BOTH,
     ("grpc.enable_retries", 0),  # Attempts are visible in the router, never hidden here.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # How long one attempt to connect may take: on a busy host the peer's answer can be late. A
+    # refused one is tried again after the backoff all the same.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),  # One connection a channel, so one reset is one reset.
 )
