@@ -30,8 +30,8 @@ async def late(address: str) -> AsyncIterator[str]:
         await asyncio.sleep(LATE_S)
         there, back = await asyncio.open_connection(host, int(port))
         ends.append(back)
-        for way in ((reader, back), (there, writer)):
-            pipes.append(asyncio.create_task(pass_on(*way)))
+        ways = ((reader, back), (there, writer))
+        pipes.extend(asyncio.create_task(pass_on(*way)) for way in ways)
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     async with server:
