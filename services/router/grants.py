@@ -53,6 +53,7 @@ class GrantFloat:
 
     def add(self, granted: Granted, now_s: float) -> None:
         """A grant came; its time to live counts from now."""
+        self._sweep(now_s)  # They come for ever, also while no request takes any.
         expires_at_s = now_s + granted.ttl_s * (1.0 - TTL_MARGIN)
         self._grants[granted.grant_id] = (granted, expires_at_s)
 

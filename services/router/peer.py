@@ -176,9 +176,14 @@ async def _write(session: Session, connection: Connection) -> None:
 
 
 async def _notice_silence(session: Session, silence_max_s: float) -> None:
-    """Break with a worker that hangs: its host still answers pings, and nothing else would tell."""
+    """Break with a worker that hangs: its host still answers pings, and nothing else would tell.
+
+    So with one that leaves a message half read, when its session is over meanwhile.
+    """
     while True:
         await asyncio.sleep(silence_max_s / 4)
+        if session.over is not None:
+            raise session.over
         if session.silent_s(asyncio.get_running_loop().time()) > silence_max_s:
             raise ServingError(Reason.WORKER_LOST, "the worker says nothing while attempts run")
 

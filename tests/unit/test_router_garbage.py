@@ -12,7 +12,7 @@ from services.router.peer import DecodePeer, PeerSettings, Received
 from services.router.prefill_client import PrefillPeer, PrefillPool
 from services.router.session import Session
 from splitwave.core.errors import Reason, ServingError
-from splitwave.core.session import Accepted, Ack, Hello, RouterMessage, Welcome
+from splitwave.core.session import Accepted, Ack, Hello, ReturnGrants, RouterMessage, Welcome
 from splitwave.core.worker import WorkerDescription, WorkerLoad
 from tests.sim import virtual_loop
 from tests.unit.test_router_session import WELCOME, Peer, Rooms
@@ -23,6 +23,10 @@ class Wire:
 
     def __init__(self, welcome: Welcome, then: object) -> None:
         self._said = [(0, welcome), (1, then)]
+
+    def end_after_welcome(self) -> None:
+        """Say nothing but Welcome."""
+        del self._said[1:]
 
     async def send(self, number: int, message: RouterMessage | Hello | Ack) -> None: ...
 
@@ -62,6 +66,34 @@ def test_a_decode_worker_that_breaks_the_contract_gets_a_new_session(
         assert first.over is not None
         assert not wires, "it was called again, and again"
         assert not running.done()
+        running.cancel()
+
+    virtual_loop.run(scenario())
+
+
+def test_a_session_that_is_over_is_replaced_though_its_worker_reads_nothing() -> None:
+    async def scenario() -> None:
+        class Full(Wire):
+            async def send(self, number: int, message: RouterMessage | Hello | Ack) -> None:
+                if number:
+                    await asyncio.sleep(3600.0)  # Flow control: the worker's process hangs.
+
+        @contextlib.asynccontextmanager
+        async def dial(address: str) -> AsyncIterator[Wire]:
+            wire = Full(WELCOME, None)
+            wire.end_after_welcome()
+            yield wire
+
+        peer = DecodePeer("d0:1", dial, PeerSettings(router_id="r", silence_max_s=20.0), Rooms())
+        running = asyncio.create_task(peer.run())
+        await asyncio.sleep(1.0)
+        first = peer.session
+        while first.over is None:
+            first.post(ReturnGrants(()))
+        await asyncio.sleep(10.0)
+
+        assert peer.session is not first
+        assert peer.session.usable
         running.cancel()
 
     virtual_loop.run(scenario())

@@ -110,6 +110,14 @@ def test_a_grant_is_not_handed_out_when_its_take_would_come_too_late() -> None:
     assert len(grants) == 0
 
 
+def test_grants_that_nobody_takes_do_not_pile_up() -> None:
+    grants = GrantFloat()
+    for number in range(1000):  # A worker gives new ones for those whose time was up, all night.
+        grants.add(Granted(f"g{number}", 0, 4, ttl_s=2.0), now_s=0.5 * number)
+
+    assert len(grants) <= 4
+
+
 async def test_a_float_is_spent_without_asking() -> None:
     pool = Pool(LOAD)
     pool.grant(0, 4)
