@@ -35,7 +35,7 @@ from tests.sim.router_world import EMPTY, Plan, World, world
 from tests.sim.weather import Weather, now_s
 from tests.unit.traced import Kept
 
-REQUESTS = 10 * SEEDS
+REQUESTS = max(2000, 10 * SEEDS)
 ARRIVE_EVERY_S = 0.01
 BURST, BURST_EVERY = 60, 500
 """Every so many requests, so many come at once, and some find the router full."""
