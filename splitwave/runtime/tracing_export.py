@@ -40,7 +40,8 @@ class FileExporter(SpanExporter):
         self._fd = self._open()
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        # Of this user only: prompts may stand there, if they are asked for.
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Write one line."""

@@ -1,5 +1,6 @@
 """Traces read back from the files of several processes, while those write on."""
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,16 +65,20 @@ def read_spans(directory: Path, *, about: str = "") -> Iterator[SpanRecord]:
     """
     wanted = msgspec.json.encode(about)[1:-1]
     for path in sorted(directory.iterdir()):
-        if SUFFIX not in path.name:
-            continue
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if wanted in line and line.endswith(b"\n"):
-                    try:
-                        yield from spans_of(line)
-                    except (ValueError, LookupError, TypeError) as error:
-                        message = f"{path}, line {number}: not a line of OTLP JSON ({error!r})"
-                        raise BadTraceFile(message) from error
+        if SUFFIX in path.name:
+            # A writer may turn its file over between the look and the reading.
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                yield from _spans_in(file, path, wanted)
+
+
+def _spans_in(lines: Iterable[bytes], path: Path, wanted: bytes) -> Iterator[SpanRecord]:
+    for number, line in enumerate(lines, 1):
+        if wanted in line and line.endswith(b"\n"):
+            try:
+                yield from spans_of(line)
+            except (ValueError, LookupError, TypeError) as error:
+                message = f"{path}, line {number}: not a line of OTLP JSON ({error!r})"
+                raise BadTraceFile(message) from error
 
 
 def find_traces(directory: Path, wanted: str) -> dict[str, list[SpanRecord]]:
