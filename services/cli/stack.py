@@ -64,11 +64,9 @@ class Stack:
 
     def start(self) -> None:
         """Start everything; nothing is ready yet."""
-        loop = asyncio.get_running_loop()
         for name, address in self.plan.worker_addresses.items():
             self.workers[name] = Worker(name, address, self.plan.log_path(name))
-        self._pipe, theirs = os.pipe()
-        os.set_blocking(self._pipe, False)
+        theirs = self.listen()
         spec = Spec(preload=self.plan.preload, workers=self.plan.forked_workers())
         command = [sys.executable, "-m", "services.cli.zygote", spec.to_json(), str(theirs)]
         self.zygote = Child.start(
@@ -79,11 +77,17 @@ class Stack:
             pass_fds=(theirs,),
         )
         os.close(theirs)
-        loop.add_reader(self._pipe, self._read_status)
         self.router = Child.start(
             "router", self.plan.router_command(), self.plan.log_path("router")
         )
         self.report("stack", f"logs in {self.plan.run_dir}")
+
+    def listen(self) -> int:
+        """Open the pipe on which the zygote tells of the workers; returns the zygote's end."""
+        self._pipe, theirs = os.pipe()
+        os.set_blocking(self._pipe, False)
+        asyncio.get_running_loop().add_reader(self._pipe, self._read_status)
+        return theirs
 
     def check_alive(self) -> None:
         """Raise StackFailed if any process has ended."""
@@ -164,7 +168,10 @@ class Stack:
 
     def _read_status(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._status += os.read(self._pipe, 65536)
+            told = os.read(self._pipe, 65536)
+            if not told:  # The zygote has ended: the loop must not look at the pipe any more.
+                asyncio.get_running_loop().remove_reader(self._pipe)
+            self._status += told
         while b"\n" in self._status:
             line, _, rest = bytes(self._status).partition(b"\n")
             self._status[:] = rest
