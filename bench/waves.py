@@ -164,6 +164,8 @@ def _means(tables: list[object]) -> dict[str, float]:
 
 def main() -> int:
     """Measure and print."""
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM logs to standard output.
     preload()
     result = provenance(
         "python -m bench.waves MODEL_DIR",
@@ -172,7 +174,7 @@ def main() -> int:
     )
     result |= {"settings": {"ranks": 2, "wakes": WAKES * ROUNDS, "tokens": TOKENS}}
     result |= asyncio.run(run(Path(sys.argv[1])))
-    print(json.dumps(result, indent=2))
+    print(json.dumps(result, indent=2), file=results)
     return 0
 
 

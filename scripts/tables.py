@@ -122,11 +122,33 @@ def trace_costs() -> str:
     return table(["", *services], rows)
 
 
+def wave_figures() -> str:
+    """Waves under Splitwave's coordinator and under vLLM's, side by side."""
+    result = json.loads((ROOT / "bench/results/waves.json").read_text(encoding="utf-8"))
+    sides = [result[name]["summary"] for name in ("vllm", "splitwave")]
+    rows = [
+        [
+            f"wake-up latency, {which}",
+            *(f"{side[f'wake_{which}_s'] * 1e3:.1f} ms" for side in sides),
+        ]
+        for which in ("p50", "p99")
+    ]
+    rows += [
+        [f"dummy steps at {load} requests", *(f"{side['dummy_share'][load]:.1%}" for side in sides)]
+        for load in sides[0]["dummy_share"]
+    ]
+    idle = [f"{sum(side['idle_cpu_share'].values()):.1%} of a core" for side in sides]
+    return table(
+        ["", "vLLM's coordinator", "Splitwave's"], [*rows, ["CPU of an idle group", *idle]]
+    )
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/errors.md": {"errors": errors},
     "docs/api.md": {"routes": routes, "fields": fields, "unsupported": unsupported},
     "docs/operations.md": {f"{who} metrics": partial(metrics, who) for who in METRICS},
     "docs/tracing.md": {"costs": trace_costs, "spans": spans},
+    "docs/waves.md": {"figures": wave_figures},
     "docs/configuration.md": {f"{who} settings": partial(settings, who) for who in SETTINGS},
 }
 """By document and marker."""
