@@ -113,7 +113,7 @@ class Holdings:
         error: ServingError | None = None
         try:
             await self._peers.confirm(attempt.submit.handoff, attempt.submit.traceparent)
-        except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001  # no way out but an end
+        except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001  # must end the fence
             error = failure_of_a_call(failure)
         finally:
             attempt.custody = Custody.DONE
