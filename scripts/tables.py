@@ -134,7 +134,10 @@ def wave_figures() -> str:
         for which in ("p50", "p99")
     ]
     rows += [
-        [f"dummy steps, requests at once: {load}", *(f"{side['dummy_share'][load]:.1%}" for side in sides)]
+        [
+            f"dummy steps, requests at once: {load}",
+            *(f"{side['dummy_share'][load]:.1%}" for side in sides),
+        ]
         for load in sides[0]["dummy_share"]
     ]
     idle = [f"{sum(side['idle_cpu_share'].values()):.1%} of a core" for side in sides]
