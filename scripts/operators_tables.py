@@ -18,7 +18,8 @@ METRICS: Mapping[str, Sequence[Family]] = {
     "router": router.FAMILIES,
     "prefill": prefill.FAMILIES,
     "decode": decode.FAMILIES,
-    "engine": (*ENGINE_FAMILIES, *WAVE_FAMILIES),
+    "engine": ENGINE_FAMILIES,
+    "waves": WAVE_FAMILIES,
 }
 """Declared families by who exports them: every process, one service, or every worker."""
 
