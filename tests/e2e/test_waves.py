@@ -64,7 +64,9 @@ def test_64_requests_at_once_start_one_wave_with_one_broadcast(report: Report) -
 def test_a_wave_is_accounted_for_in_a_segment(report: Report) -> None:
     (segment,) = report.of("burst")["segments"]
 
-    assert (segment["why"], segment["end"]) == ("first_request", "pause")
+    # The rank that was given the request may speak before the client's notice arrives.
+    assert segment["why"] in ("first_request", "report")
+    assert segment["end"] == "pause"
     assert segment["tokens"] == 64 * (40 + 1), "the prompts, and the second token of each"
     assert segment["steps"] > 2
     assert 1 <= segment["wake"] <= 2
