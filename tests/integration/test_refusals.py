@@ -207,7 +207,8 @@ async def test_an_unknown_model_is_not_found(stack: RouterStack, body: dict[str,
     async with stack.http.post(path, json={**body, "model": "gone"}) as response:
         answer = await response.json()
 
-    assert (response.status, answer["error"]["code"]) == (404, "model_not_found")
+    error = answer["error"]
+    assert (response.status, error["code"], error["param"]) == (404, "model_not_found", "model")
     assert MODEL in answer["error"]["message"]
 
 

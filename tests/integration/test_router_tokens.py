@@ -62,7 +62,7 @@ async def test_a_chat_is_rendered_before_it_is_tokenized(stack: RouterStack, mod
         ("/tokenize", {}, 400, "prompt"),
         ("/tokenize", {**CHAT, "prompt": "x"}, 400, "prompt"),
         ("/tokenize", {"prompt": "x", "colour": 1}, 400, "colour"),
-        ("/tokenize", {"prompt": "x", "model": "y"}, 404, None),
+        ("/tokenize", {"prompt": "x", "model": "y"}, 404, "model"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
         ("/detokenize", {"tokens": [260]}, 400, "tokens"),
