@@ -127,13 +127,15 @@ class WaveCoordinator:
         rank = self._known(report.rank, report.epoch)
         if rank is None or not self._is_new(rank, report):
             return self._settle()
+        if report.wave > self.wave:
+            self._advance(report.wave)
+            self._advanced_at_s = self._ended_by_s(rank)
         rank.number = report.number
         rank.heard_at_s = self._clock_s
         rank.wave = report.wave
         rank.stepping = report.stepping
         rank.held = report.held
         self._count(rank, report)
-        self._advance(report.wave)
         return self._settle()
 
     def on_start_wave(self, rank: int, epoch: int, wave: int, now_s: float) -> list[Effect]:
@@ -257,6 +259,16 @@ class WaveCoordinator:
             self.wave = wave
             self._advanced_at_s = self._clock_s
             self._announced = None
+
+    def _ended_by_s(self, rank: _Rank) -> float:
+        """When the wave that this rank shows to be over had ended at the latest.
+
+        One that answers a start after it had fallen silent would have repeated itself
+        while it stepped: what others said since was said after the end.
+        """
+        if rank.stepping and rank.heard_at_s < self._started_at_s:
+            return min(self._clock_s, rank.heard_at_s + self.settings.report_busy_s)
+        return self._clock_s
 
     def _announce(self, why: StartReason) -> None:
         """Note that there is work, until every rank steps or the wave has ended."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.sim.wave.draw import draw
 from tests.sim.wave.mutants import MUTANTS
 from tests.sim.wave.runner import broken_by
 from tests.sim.wave.schedule import Action, Op, Schedule
@@ -107,3 +108,9 @@ LEFT_BEHIND = Schedule(
 def test_a_rank_left_behind_in_an_ended_wave_is_not_woken_alone_for_ever() -> None:
     assert broken_by(LEFT_BEHIND) == ""
     assert broken_by(LEFT_BEHIND, MUTANTS["excludes_nobody"].make).startswith("W2")
+
+
+@pytest.mark.parametrize("seed", [15_451])
+def test_a_seed_that_once_broke_an_invariant_breaks_none(seed: int) -> None:
+    """15451: no word of a wave's end arrived, and a replaced rank was woken in that wave."""
+    assert broken_by(draw(seed)) == ""
