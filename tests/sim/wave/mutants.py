@@ -33,6 +33,10 @@ class NoWatchdog(WaveCoordinator):
 class PausedFlagIgnored(WaveCoordinator):
     """Whoever has ever been heard is taken to run once a start was sent."""
 
+    def _pass(self, now_s: float) -> None:
+        super()._pass(now_s)
+        self._silence_s = 1e6
+
     def _is_awake(self, rank: Rank) -> bool:
         return self._started_wave == self.wave
 

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol  # payloads are the receiver's business
 
-from tests.sim.wave.words import CUT, LOST, At, Fault, Message, index
+from splitwave.core.wave_message import RankReport
+from tests.sim.wave.words import CUT, LOST, REPORTS, At, Fault, Message, index
 
 if TYPE_CHECKING:
     from tests.sim.wave.world import World
@@ -153,7 +154,13 @@ class Link:
     def say(self, message: int, payload: Any, armed: Armed | None) -> None:
         """Add a line to the trace."""
         fault = CUT if self.world.now_us < self.cut_until_us else armed.fault if armed else 0
-        self.world.say(f"{self.name}: {Message(message).name} {payload}", Fault(fault))
+        words = _report(payload) if message in REPORTS else payload
+        self.world.say(f"{self.name}: {Message(message).name} {words}", Fault(fault))
+
+
+def _report(report: RankReport) -> str:
+    load = f"{report.waiting} waiting, {report.running} running"
+    return f"in wave {report.wave}, {load} (epoch {report.epoch}, number {report.number})"
 
 
 _PARKED = (Fault.DELAYED, Fault.DUPLICATED, Fault.REORDERED, Fault.RESTARTED)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DEAD, WAITING, LAGGING, FORWARD, RESUMING = range(5)
 """Where a rank is: in no process, asleep on its queue, between steps, in a step, in a barrier."""
+PLACES = ("dead", "asleep", "between steps", "in a step", "in a barrier")
 
 REPORT_BUSY_US = 100_000
 REPORT_IDLE_US = 1_000_000

@@ -19,7 +19,7 @@ from tests.sim.wave.network import (
     Link,
 )
 from tests.sim.wave.operator import Operator
-from tests.sim.wave.rank import WAITING
+from tests.sim.wave.rank import PLACES, WAITING
 from tests.sim.wave.schedule import Action, Op, Schedule
 from tests.sim.wave.words import (
     FAULTS,
@@ -180,10 +180,11 @@ class World:
         if since_us is None:
             return
         if self.is_late(since_us):
-            places = [f"{r.index}: place {r.place}, wave {r.wave}" for r in self.group.ranks]
+            places = [f"{PLACES[rank.place]} in wave {rank.wave}" for rank in self.group.ranks]
             raise Violation(
                 f"W1: work waits on a sleeping rank for {(self.now_us - since_us) / 1e3:.0f} ms;"
-                f" ranks {places}, coordinator {self.host.core.state.name} {self.host.core.wave}"
+                f" ranks are {places},"
+                f" the coordinator is {self.host.core.state.name} in {self.host.core.wave}"
             )
         self.is_watched = True
         self.push(max(since_us, self.disturbed_us) + BOUND_US + 1, self.check_waiting)
@@ -242,8 +243,8 @@ class World:
         left = [len(rank.requests) for rank in ranks]
         if any(left):
             raise Violation(f"W1: requests never ended: {left} on the ranks")
-        places = [rank.place for rank in ranks]
-        if any(place != WAITING for place in places):
+        if any(rank.place != WAITING for rank in ranks):
+            places = [PLACES[rank.place] for rank in ranks]
             raise Violation(f"W1: ranks never came to rest: {places}")
 
     def check_idle(self, reports: list[int], steps: int, starts: int) -> None:
