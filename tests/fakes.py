@@ -299,6 +299,9 @@ class FakeFleet:
     async def settled(self) -> None:
         """Wait until workers and releases have nothing to do."""
         while tasks := [*self.releases, *(t for d in self.decodes for t in d.tasks)]:
+            # Not gather: on Python 3.12 it returns at once if all have ended, and the callbacks
+            # that take them off these lists would never run.
+            await asyncio.wait(tasks)
             await asyncio.gather(*tasks)
 
     def held(self) -> dict[str, int]:
