@@ -28,7 +28,7 @@ def test_the_text_is_that_of_one_engine(told: dict[str, dict[str, object]]) -> N
 
 def test_refusals_are_the_packages_own_errors(told: dict[str, object]) -> None:
     assert told["refusals"] == [
-        ["NotFoundError", "model_not_found", None],
+        ["NotFoundError", "model_not_found", "model"],
         ["BadRequestError", "invalid_request", "temperature"],
         ["BadRequestError", "invalid_request", "prompt"],
         ["BadRequestError", "invalid_request", "max_tokens"],
