@@ -41,7 +41,7 @@ def stack(
     request: pytest.FixtureRequest, tiny_model: Path, tmp_path: Path
 ) -> Iterator[tuple[LiveStack, bool]]:
     fenced = request.param == "fence"
-    environment = {} if fenced else {"SPLITWAVE_FAULTS": "drop_fence"}
+    environment = {"SPLITWAVE_FAULTS": "no_pulse" if fenced else "no_pulse,drop_fence"}
     with running(tiny_model, tmp_path, *FLAGS, environment=environment) as live:
         yield live, fenced
 

@@ -156,6 +156,8 @@ class Processes:
 
     def watch_pulse(self) -> None:
         """Notice ranks that stop running, from now on: call it once every rank runs."""
+        if fault(Fault.NO_PULSE):
+            return
         self._pulse = asyncio.create_task(self._feel_pulse(), name="pulse of the ranks")
 
     async def _feel_pulse(self) -> None:

@@ -31,6 +31,8 @@ class Fault(enum.StrEnum):
     """Decode: all prompt tokens count as held by prefill, the token it sampled included."""
     SLOW_PULLS = "slow_pulls"
     """Decode: a transfer is reported as finished a second late."""
+    NO_PULSE = "no_pulse"
+    """Worker: a rank that a signal has stopped is waited for, however long."""
     DROP_FENCE = "drop_fence"
     """Decode worker: a pull is not confirmed with prefill. Read by the worker, not by an engine."""
     STOCK_COORDINATOR = "stock_coordinator"
