@@ -21,8 +21,10 @@ from tests.e2e.live_stack import LiveStack, running
 
 CLIENTS = 8
 TOKENS = 150
-NOTICED_WITHIN_S = 2.0
-GIVEN_UP_WITHIN_S = 2.0 + POOL_WAIT_S + 2.0
+NOTICED_WITHIN_S = 5.0
+"""What takes 0.1 s on an idle machine; the bound is for a shared one."""
+FREED_WITHIN_S = 2.0
+GIVEN_UP_WITHIN_S = 2.0 + POOL_WAIT_S + 8.0
 """A router waits for a broken session's worker, then for any worker; and some time to tell it."""
 BACK_WITHIN_S = 60.0
 
@@ -148,7 +150,7 @@ async def test_64_clients_that_leave_give_every_seat_and_block_back(stack: LiveS
     await asyncio.gather(*load, return_exceptions=True)
 
     left: object = None
-    deadline_s = time.monotonic() + NOTICED_WITHIN_S
+    deadline_s = time.monotonic() + FREED_WITHIN_S
     while time.monotonic() < deadline_s and left != (before, 0):
         now = await described(stack)
         blocks = sum(rank.blocks_used for rank in now.rank_counters)
