@@ -18,6 +18,7 @@ COMMON: Mapping[str, str] = {
     "priority": "priority",
     "request_id": "request_id",
     "add_special_tokens": "add_special_tokens",
+    "prompt_logprobs": "prompt_logprobs",
     "stream": "always",
     "stream_options": "usage and timings: always, in the last message of each choice",
     "return_token_ids": "token_ids: always; the prompt's under echo",
@@ -30,7 +31,6 @@ COMPLETIONS: Mapping[str, str] = {
     "prompt": "text, token_ids; of several prompts each is a call",
     "echo": "echo",
     "logprobs": "sampling.logprobs",
-    "prompt_logprobs": "prompt_logprobs",
 }
 
 CHATS: Mapping[str, str] = {

@@ -133,6 +133,8 @@ CHATS: Sequence[tuple[dict[str, Any], str]] = [
     ({"logprobs": 2}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     ({"max_completion_tokens": 0}, "max_tokens"),
     ({"echo": True}, "echo"),

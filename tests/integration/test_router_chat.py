@@ -8,6 +8,9 @@ import pytest
 
 from splitwave.core.generation import Sampling
 from splitwave.engine.sim import SimModel
+from splitwave.engine.sim.tokens import prompt_logprobs
+from splitwave.wire.chat import Conversation
+from splitwave.wire.client import Ask, generate
 from tests.integration.router_stack import MODEL, Model, RouterStack, router_stack
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
@@ -168,3 +171,41 @@ async def test_three_choices_have_seeds_of_their_own_and_one_prompt(
     ]
     assert texts == right_texts
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), 36)
+
+
+async def test_a_conversations_log_probabilities_stand_beside_the_choices_once(
+    stack: RouterStack, model: Model
+) -> None:
+    """Where vLLM has them; a stream tells them in its first chunk."""
+    asked = {**BODY, "n": 2, "prompt_logprobs": 1, "return_token_ids": True}
+    _, whole = await chat(stack, asked)
+    first, *others = await chunks(stack, asked)
+
+    ids = model.tokenizer.encode(RENDERED)
+    nothing, *rows = whole["prompt_logprobs"]
+    assert nothing is None
+    for told, row in zip(rows, prompt_logprobs(ids, 1), strict=True):
+        assert told[str(row.token_id)]["logprob"] == pytest.approx(row.logprob)
+        assert told[str(row.token_id)]["rank"] == row.rank
+        assert told.keys() == {str(row.token_id), *(str(each) for each, _ in row.top)}
+    assert whole["prompt_token_ids"] == first["prompt_token_ids"] == ids
+    assert first["prompt_logprobs"] == whole["prompt_logprobs"]
+    assert not any({"prompt_logprobs", "prompt_token_ids"} & chunk.keys() for chunk in others)
+    _, plain = await chat(stack, BODY)
+    assert whole["choices"][0]["message"] == plain["choices"][0]["message"]
+
+
+async def test_a_conversations_log_probabilities_are_the_same_over_grpc(
+    stack: RouterStack,
+) -> None:
+    _, over_http = await chat(stack, {**BODY, "prompt_logprobs": 2})
+    sampling = Sampling(max_tokens=12, temperature=0.0)
+    ask = Ask(prompt=Conversation(messages=MESSAGES), sampling=sampling, prompt_logprobs=2)
+    first, *_ = [answer async for answer in generate(stack.channel, ask, 20.0)]
+
+    over_grpc = [dict(((row.token_id, row.logprob), *row.top)) for row in first.prompt_logprobs]
+    told = [
+        {int(token_id): each["logprob"] for token_id, each in row.items()}
+        for row in over_http["prompt_logprobs"][1:]
+    ]
+    assert told == over_grpc, "the simulator's fit into 32 bits"

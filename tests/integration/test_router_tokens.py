@@ -124,7 +124,15 @@ PLAIN = {
     "echo": True,
     "return_token_ids": True,
 }
-SAID = {**CHAT, "max_tokens": 4, "n": 2, "logprobs": True, "top_logprobs": 1}
+SAID = {
+    **CHAT,
+    "max_tokens": 4,
+    "n": 2,
+    "logprobs": True,
+    "top_logprobs": 1,
+    "prompt_logprobs": 1,
+    "return_token_ids": True,
+}
 
 
 @pytest.mark.parametrize(

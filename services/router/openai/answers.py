@@ -33,6 +33,9 @@ class Form(Protocol):
     def prompt(self, choice: int, rows: Sequence[TokenLogprob]) -> None:
         """Take the prompt's log probabilities, before `opening`."""
 
+    def beside(self) -> Fields:
+        """What stands beside the choices, once an answer; asked for behind `prompt`."""
+
     def opening(self, choice: int) -> Fields | None:
         """The choice in the first chunk, before any of its tokens; None: there is none."""
 
@@ -150,16 +153,17 @@ class Streamed:
             self._write(_encode({**self._fields, "choices": [], "usage": usage}))
 
     def _open(self, choice: int) -> bytes:
+        beside = {} if self._before_text else self._form.beside()
         before_text = b"%b%d%b" % (self._start, choice, self._form.before_text)
         self._before_text[choice] = before_text
         self._tokens[choice] = 0
         opening = self._form.opening(choice)
         if opening is not None:
-            self._event(choice, opening)
+            self._event(choice, opening, beside)
         return before_text
 
-    def _event(self, choice: int, fields: Fields) -> None:
-        chunk: Fields = {**self._fields, "choices": [fields]}
+    def _event(self, choice: int, fields: Fields, beside: Fields | None = None) -> None:
+        chunk: Fields = {**self._fields, "choices": [fields], **(beside or {})}
         if self._telling.usage_always:
             chunk["usage"] = self._usage.of_choice(choice, self._tokens[choice])
         elif self._telling.usage:
@@ -195,4 +199,5 @@ class Whole:
             for choice, ending in sorted(self._endings.items())
         ]
         usage = self._usage.of_all(self._endings)
-        return _encode({**self._fields, "choices": choices, "usage": usage})
+        shown = {**self._fields, "choices": choices, **self._form.beside(), "usage": usage}
+        return _encode(shown)

@@ -21,6 +21,8 @@ class ChatFormOptions:
     token_ids: bool = False
     tokens_as_ids: bool = False
     prompt_token_ids: Sequence[int] = ()
+    prompt_logprobs: bool = False
+    """Show vLLM's prompt_logprobs."""
 
 
 class ChatForm:
@@ -34,14 +36,25 @@ class ChatForm:
     def __init__(self, tokenizer: Tokenizer, options: ChatFormOptions) -> None:
         self._options = options
         self._words = TokenWords(tokenizer, as_ids=options.tokens_as_ids)
+        self._prompt_rows: Sequence[TokenLogprob] = ()
 
     def prompt(self, choice: int, rows: Sequence[TokenLogprob]) -> None:
-        """Chats show none."""
+        """Keep the prompt's log probabilities: of every choice they are the same."""
+        self._prompt_rows = rows
+
+    def beside(self) -> Fields:
+        """The conversation's tokens, where vLLM has them: a chat has one prompt."""
+        fields: Fields = {}
+        if self._options.token_ids:
+            fields["prompt_token_ids"] = self._options.prompt_token_ids
+        if self._options.prompt_logprobs:
+            fields["prompt_logprobs"] = self._words.prompt(self._prompt_rows)
+        return fields
 
     def opening(self, choice: int) -> Fields | None:
         """Who speaks."""
         delta: Fields = {"role": self._options.role, "content": ""}
-        return {**_choice(choice, None, None, delta=delta), **self._of_prompt()}
+        return _choice(choice, None, None, delta=delta)
 
     def piece(self, choice: int, part: Part) -> Fields:
         """New text."""
@@ -64,14 +77,8 @@ class ChatForm:
         logprobs = self._logprobs(parts) if self._options.logprobs else None
         return {
             **_choice(choice, logprobs, ending, message=message),
-            **self._of_prompt(),
             **self._ids(parts),
         }
-
-    def _of_prompt(self) -> Fields:
-        if not self._options.token_ids:
-            return {}
-        return {"prompt_token_ids": self._options.prompt_token_ids}
 
     def _ids(self, parts: Sequence[Part]) -> Fields:
         if not self._options.token_ids:

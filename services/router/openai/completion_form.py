@@ -50,6 +50,10 @@ class CompletionForm:
         """Keep the prompt's log probabilities."""
         self._prompt_rows[choice // self._options.choices] = rows
 
+    def beside(self) -> Fields:
+        """Nothing: what is told of a prompt stands in its choices, since there may be several."""
+        return {}
+
     def opening(self, choice: int) -> Fields | None:
         """The prompt, if it is shown."""
         options = self._options
@@ -105,21 +109,8 @@ class CompletionForm:
             fields["prompt_token_ids"] = token_ids
         if self._options.prompt_logprobs:
             rows = self._prompt_rows.get(choice // self._options.choices, ())
-            fields["prompt_logprobs"] = [None, *(self._named(row) for row in rows)]
+            fields["prompt_logprobs"] = self._words.prompt(rows)
         return fields
-
-    def _named(self, row: TokenLogprob) -> Fields:
-        """A row as vLLM shows it: by token id, with rank and text."""
-        ranked = {token_id: (logprob, i) for i, (token_id, logprob) in enumerate(row.top, 1)}
-        ranked[row.token_id] = (row.logprob, row.rank)
-        return {
-            str(token_id): {
-                "logprob": finite(logprob),
-                "rank": rank,
-                "decoded_token": self._words.word(token_id),
-            }
-            for token_id, (logprob, rank) in ranked.items()
-        }
 
     def _ids(self, parts: Sequence[Part]) -> Fields:
         if not self._options.token_ids:

@@ -100,7 +100,6 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None = None
-    prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 
 
@@ -112,6 +111,8 @@ class ChatAnswer(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChatChoice]
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
     usage: UsageView | None = None
 
 

@@ -63,12 +63,14 @@ class OrderBook:
         text = await door.chat_prompt(conversation(body.messages), chat_options(body))
         special = bool(body.add_special_tokens)  # The template has written them.
         token_ids = await door.prompt_ids(text, add_special_tokens=special)
+        check_prompt_logprobs(body.wanted_prompt_logprobs, len(token_ids))
         options = ChatFormOptions(
             role=body.messages[-1].role if body.continue_final_message else "assistant",
             logprobs=bool(body.logprobs),
             token_ids=bool(body.return_token_ids),
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
             prompt_token_ids=token_ids,
+            prompt_logprobs=body.prompt_logprobs is not None,
         )
         return self._order(body, headers, token_ids, 0), ChatForm(door.tokenizer, options)
 
@@ -101,7 +103,6 @@ class OrderBook:
     ) -> Order:
         door = self._door
         sampling = self._sampling(body, token_ids)
-        wanted = body.wanted_prompt_logprobs if isinstance(body, CompletionBody) else None
         return Order(
             request_id=door.request_id(body.request_id or headers.get("X-Request-Id", "")),
             token_ids=token_ids,
@@ -109,7 +110,7 @@ class OrderBook:
             text=body.text_options(sampling, door.ending_ids(sampling)),
             choices=body.choices,
             first_choice=index * body.choices,
-            prompt_logprobs=wanted,
+            prompt_logprobs=body.wanted_prompt_logprobs,
             priority=body.priority or 0,
             trace_headers=_trace_headers(headers),
         )

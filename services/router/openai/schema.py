@@ -21,7 +21,6 @@ class CompletionBody(GenerationBody, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
     echo: bool | None = None
 
     def prompts(self) -> list[str | Sequence[int]]:
@@ -91,6 +90,11 @@ class ChatBody(GenerationBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """How many for each token of the rendered conversation."""
+        return self.prompt_logprobs
 
     def sampling(self, eos_token_ids: Sequence[int], limits: SamplingLimits) -> Sampling:
         """Checked sampling."""

@@ -39,6 +39,22 @@ class TokenWords:
         top.setdefault(self.word(row.token_id), finite(row.logprob))
         return top
 
+    def prompt(self, rows: Sequence[TokenLogprob]) -> list[dict[str, object] | None]:
+        """vLLM's prompt_logprobs: by token id, with rank and text; nothing of the first token."""
+        return [None, *(self._ranked(row) for row in rows)]
+
+    def _ranked(self, row: TokenLogprob) -> dict[str, object]:
+        ranked = {token_id: (logprob, i) for i, (token_id, logprob) in enumerate(row.top, 1)}
+        ranked[row.token_id] = (row.logprob, row.rank)
+        return {
+            str(token_id): {
+                "logprob": finite(logprob),
+                "rank": rank,
+                "decoded_token": self.word(token_id),
+            }
+            for token_id, (logprob, rank) in ranked.items()
+        }
+
 
 class Offsets:
     """Where tokens begin in a text, in characters, as they come."""
