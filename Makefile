@@ -64,7 +64,7 @@ clients: install ## Other people's clients against a stack: openai, buf curl, vl
 clients-all: install ## And those with large environments: lm-eval, aiperf.
 	@SPLITWAVE_CLIENTS=all $(BIN)/python -m pytest tests/clients
 
-ci-system: ## As root on Debian: install the browser that the status page's tests drive.
+ci-system: ## As root on Debian: the browser and the promtool that some tests need.
 	@sh scripts/system-packages
 
 sim: install ## Seeded faults in virtual time: make sim SEEDS=1000.
