@@ -5,6 +5,11 @@
 | SPLITWAVE_FORK | 1 | CPU: fork engines from the imported parent, their worker in-process |
 | SPLITWAVE_NIXL_PROGRESS_THREAD | 0 | NIXL starts no progress thread, which spins on a core each |
 | SPLITWAVE_WAVE_EPOCH | a number | ranks report to the coordinator of this epoch of their group |
+| SPLITWAVE_PROBE | 1 | `splitwave certify` may look into a running engine, and break it |
+| SPLITWAVE_WORST_TOKEN | v2, legacy | GPU: whole decode steps as graphs over this transport |
+| SPLITWAVE_COLLECTIVE_MARKS | 0 | GPU: the device does not count the collectives that have ended |
+| SPLITWAVE_COLLECTIVE_TIMEOUT_S | seconds | GPU: a rank that waits longer reports and ends (30) |
+| SPLITWAVE_WEDGE_DIR | a directory | GPU: where such reports are left (the temporary directory) |
 | SPLITWAVE_FAULTS | names, comma between | tests break one thing on purpose (`Fault`) |
 
 They are read where they act, in each process, since spawned processes inherit only the environment.
@@ -17,6 +22,12 @@ from collections.abc import Mapping
 FORK = "SPLITWAVE_FORK"
 NIXL_PROGRESS_THREAD = "SPLITWAVE_NIXL_PROGRESS_THREAD"
 WAVE_EPOCH = "SPLITWAVE_WAVE_EPOCH"
+WORST_TOKEN = "SPLITWAVE_WORST_TOKEN"
+COLLECTIVE_MARKS = "SPLITWAVE_COLLECTIVE_MARKS"
+COLLECTIVE_TIMEOUT = "SPLITWAVE_COLLECTIVE_TIMEOUT_S"
+COLLECTIVE_TIMEOUT_S = 30.0
+WEDGE_DIR = "SPLITWAVE_WEDGE_DIR"
+PROBE = "SPLITWAVE_PROBE"
 FAULTS = "SPLITWAVE_FAULTS"
 
 
@@ -37,8 +48,18 @@ class Fault(enum.StrEnum):
     """Decode worker: a pull is not confirmed with prefill. Read by the worker, not by an engine."""
     STOCK_COORDINATOR = "stock_coordinator"
     """The group's waves are vLLM's own coordinator's, and its ranks report nothing."""
+    SHIFT_ROUTING = "shift_routing"
+    """A token goes to the experts after those that its router chose."""
     DROP_WAKES = "drop_wakes"
     """Coordinator: each start of a wave is thrown away, but for the watchdog's."""
+    POISON_PADDING = "poison_padding"
+    """GPU: what lies past the received rows is filled with NaN and valid expert ids."""
+    NO_SANITISE = "no_sanitise"
+    """GPU, transport v2: rows past the received ones are taken for received."""
+    SHARED_BUFFER = "shared_buffer"
+    """GPU, transport legacy: graphs of all sizes share one buffer."""
+    NO_DRAIN = "no_drain"
+    """GPU, transport legacy: a host-synced dispatch does not wait for replays before it."""
 
 
 def fork_wanted(environ: Mapping[str, str] = os.environ) -> bool:
@@ -49,6 +70,36 @@ def fork_wanted(environ: Mapping[str, str] = os.environ) -> bool:
 def nixl_progress_thread_wanted(environ: Mapping[str, str] = os.environ) -> bool:
     """True if NIXL may start its progress thread (its default)."""
     return _flag(NIXL_PROGRESS_THREAD, "1", environ)
+
+
+def probing_wanted(environ: Mapping[str, str] = os.environ) -> bool:
+    """True if the battery may look into this engine, and break it."""
+    return _flag(PROBE, "0", environ)
+
+
+def worst_token_transport(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The transport that decode graphs dispatch over; None where steps are not worst-token ones."""
+    value = environ.get(WORST_TOKEN)
+    if value not in (None, "v2", "legacy"):
+        raise ValueError(f"{WORST_TOKEN} is {value!r}; set it to v2 or legacy")
+    return value
+
+
+def collective_marks_wanted(environ: Mapping[str, str] = os.environ) -> bool:
+    """True if the device counts the collectives that have ended."""
+    return _flag(COLLECTIVE_MARKS, "1", environ)
+
+
+def collective_timeout_s(environ: Mapping[str, str] = os.environ) -> float:
+    """How long a rank waits for a peer or a collective before it reports and ends."""
+    value = environ.get(COLLECTIVE_TIMEOUT, str(COLLECTIVE_TIMEOUT_S))
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise ValueError(f"{COLLECTIVE_TIMEOUT} is {value!r}; set it to a number of seconds")
+    return seconds
 
 
 def wave_epoch(environ: Mapping[str, str] = os.environ) -> int | None:

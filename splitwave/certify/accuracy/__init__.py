@@ -1,0 +1,1 @@
+"""Accuracy through the gateway: a task of our own, run by lm-evaluation-harness."""

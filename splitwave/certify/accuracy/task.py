@@ -1,0 +1,148 @@
+"""A generate-until task for lm-evaluation-harness, made from a seed: copying, sorting, completing.
+
+Prompts hold their own examples and are short, so that a model that prefills 40 tokens a second
+answers all items in minutes. How hard an item is varies: a model of 135 million weights should get
+about half of them right, since a score near 0 or 1 says little of what a broken engine does to it.
+"""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+TASK = "splitwave_few_shot"
+STOP = "\n"
+TOKENS_MAX = 12
+"""Tokens of an answer at most; the stop string ends most before."""
+ITEMS_MIN = 120
+"""Below that, one item is more than the share of items that may differ."""
+VERSION = 1
+"""Raised whenever the same seed gives other items."""
+
+_WORDS = (
+    "red", "blue", "green", "dog", "cat", "bird", "tree", "house", "car", "book", "water", "fire",
+    "stone", "apple", "bread", "milk", "chair", "table", "door", "river", "cloud", "star", "moon",
+    "fish", "horse", "road", "ship", "gold", "king", "song",
+)  # fmt: skip
+
+_CLOZE: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("The capital of {} is", (
+        ("France", "Paris"), ("Italy", "Rome"), ("Japan", "Tokyo"), ("Egypt", "Cairo"),
+        ("Spain", "Madrid"), ("Greece", "Athens"), ("Russia", "Moscow"), ("Cuba", "Havana"),
+        ("Austria", "Vienna"), ("Norway", "Oslo"), ("Poland", "Warsaw"), ("Kenya", "Nairobi"),
+        ("Peru", "Lima"), ("Iran", "Tehran"), ("Hungary", "Budapest"), ("Ireland", "Dublin"),
+    )),
+    ("The opposite of {} is", (
+        ("hot", "cold"), ("big", "small"), ("up", "down"), ("good", "bad"), ("fast", "slow"),
+        ("old", "new"), ("open", "closed"), ("light", "dark"), ("early", "late"), ("full", "empty"),
+        ("hard", "soft"), ("high", "low"), ("rich", "poor"), ("wet", "dry"),
+    )),
+    ("A young {} is called a", (
+        ("dog", "puppy"), ("cat", "kitten"), ("cow", "calf"), ("horse", "foal"),
+        ("sheep", "lamb"), ("bear", "cub"), ("goat", "kid"), ("duck", "duckling"),
+        ("pig", "piglet"), ("deer", "fawn"),
+    )),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One question. `answer` begins with the space that a tokenizer puts before a word."""
+
+    kind: str
+    prompt: str
+    answer: str
+
+
+def items(count: int, seed: int) -> list[Item]:
+    """`count` items, kinds in turn; no prompt comes twice. The same for the same arguments."""
+    source = random.Random(seed)
+    found: dict[str, Item] = {}
+    kinds = _KINDS
+    turn = 0
+    while len(found) < count:
+        item = kinds[turn % len(kinds)](source)
+        turn += 1
+        found.setdefault(item.prompt, item)
+        assert turn < 100 * count, "the seed gives too few different items"
+    return list(found.values())
+
+
+def _copy(source: random.Random) -> Item:
+    """Say words again, after one example. Longer ones are harder."""
+    length = source.choice((3, 4, 5, 6, 7))
+    example, asked = (source.sample(_WORDS, length) for _ in range(2))
+    return _shots("copy", "Copy", [(example, example)], (asked, asked))
+
+
+def _sort(source: random.Random) -> Item:
+    """Put digits in order, after two examples."""
+    length = source.choice((2, 2, 3, 3, 4))
+    rows = [[str(digit) for digit in source.sample(range(10), length)] for _ in range(3)]
+    *shots, asked = [(row, sorted(row)) for row in rows]
+    return _shots("sort", "Sort", shots, asked)
+
+
+def _cloze(source: random.Random) -> Item:
+    """Complete a sentence, after one or two of its kind."""
+    sentence, pairs = source.choice(_CLOZE)
+    *shots, (name, answer) = source.sample(pairs, source.choice((2, 3)))
+    lines = [f"{sentence.format(shown)} {known}" for shown, known in shots]
+    return Item("cloze", STOP.join([*lines, sentence.format(name)]), f" {answer}")
+
+
+_Pair = tuple[Sequence[str], Sequence[str]]
+
+
+def _shots(kind: str, verb: str, shots: Sequence[_Pair], asked: _Pair) -> Item:
+    lines = [f"{verb}: {' '.join(given)} =>" for given, _ in [*shots, asked]]
+    answers = [f" {' '.join(wanted)}" for _, wanted in [*shots, asked]]
+    shown = [line + answer for line, answer in zip(lines, answers, strict=True)][:-1]
+    return Item(kind, STOP.join([*shown, lines[-1]]), answers[-1])
+
+
+_KINDS: tuple[Callable[[random.Random], Item], ...] = (_copy, _sort, _cloze)
+
+
+def write(directory: Path, chosen: Sequence[Item]) -> Path:
+    """Write the task as the harness reads it; returns the file of its items."""
+    directory.mkdir(parents=True, exist_ok=True)
+    data = directory / f"{TASK}.jsonl"
+    data.write_text("".join(json.dumps(asdict(item)) + "\n" for item in chosen))
+    (directory / f"{TASK}.yaml").write_text(
+        _YAML.format(
+            task=TASK,
+            data=json.dumps(str(data.resolve())),
+            tokens_max=TOKENS_MAX,
+            stop=json.dumps(STOP),
+        )
+    )
+    return data
+
+
+_YAML = """\
+task: {task}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{prompt}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs:
+  max_gen_toks: {tokens_max}
+  until: [{stop}]
+  temperature: 0
+  do_sample: false
+metric_list:
+  - metric: exact_match
+    aggregation: mean
+    higher_is_better: true
+"""
+
+
+def is_right(item: Item, text: str) -> bool:
+    """True if a completion is the item's answer, judged as the harness does: exactly."""
+    return text == item.answer
