@@ -82,6 +82,11 @@ class Mode:
         """True if steps replay captured CUDA graphs, so a batch must fit a captured size."""
         return self.capture_step_tokens is not None
 
+    @property
+    def has_grid(self) -> bool:
+        """True if only batch sizes of a grid may run: captured ones, or warmed-up ones."""
+        return self.captures_graphs or StepKind.COMPILED in self.step_kinds
+
 
 _CPU_ENV = {
     "SPLITWAVE_FORK": "1",

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from splitwave.core.errors import Reason
 from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
+from splitwave.core.strict_json import Scalar
 from splitwave.core.wave_record import WaveStatus
 from splitwave.core.wave_segment import WaveSegment
 from splitwave.core.worker import RankCounters as RankCounters
@@ -57,6 +58,10 @@ class GroupDescription:
     """Digest of all that two KV caches must agree on: model, dtype, block size, layers, heads."""
     lease_ttl_s: float = 0.0
     """Prefill: how long the engine holds a finished prompt's blocks."""
+    tensor_parallel: int = 1
+    """Workers of one rank."""
+    capture_grid: tuple[int, ...] = ()
+    """Batch sizes that are captured or warmed up, ascending; empty in an eager mode."""
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -181,6 +186,10 @@ class Engine(Protocol):
 
     async def counters(self) -> Sequence[RankCounters]:
         """Counts of every rank, from the engine itself."""
+
+    async def fingerprint_facts(self) -> Sequence[Mapping[str, Scalar]]:
+        """What decides how each rank's steps run, read in its own running process, one entry a
+        rank: names and sections as `splitwave.core.fingerprint` has them, weights left out."""
 
     def waves(self) -> WaveStatus | None:
         """The waves of its ranks, now; None if nobody coordinates them."""

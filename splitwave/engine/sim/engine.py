@@ -1,11 +1,13 @@
 """The shell around simulated ranks: the step loop and the port's calls."""
 
 import asyncio
+import os
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from splitwave.core.handoff import LeaseEnd
+from splitwave.core.strict_json import Scalar
 from splitwave.core.wave_record import WaveStatus
 from splitwave.core.wave_segment import WaveSegment
 from splitwave.engine.port import (
@@ -17,6 +19,7 @@ from splitwave.engine.port import (
     StepOutputs,
 )
 from splitwave.engine.sim.fabric import Offer, SimFabric, read_alone
+from splitwave.engine.sim.facts import fingerprint_facts
 from splitwave.engine.sim.faults import dies, slowed_step_s
 from splitwave.engine.sim.rank import SimRank
 from splitwave.engine.sim.sequence import Step
@@ -134,6 +137,11 @@ class SimEngine:
         for rank in self._ranks:
             rank.sweep(now_s)
         return [rank.counters() for rank in self._ranks]
+
+    async def fingerprint_facts(self) -> Sequence[Mapping[str, Scalar]]:
+        """The settings and the environment, the same for every rank."""
+        self._raise_if_over()
+        return [fingerprint_facts(self.settings, os.environ) for _ in self._ranks]
 
     async def close(self) -> None:
         """Stop stepping. Idempotent."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any  # vLLM's client and outputs are untyped here
 
 from splitwave.core.errors import Reason
+from splitwave.core.strict_json import Scalar
 from splitwave.core.wave_record import WaveStatus
 from splitwave.core.wave_segment import Link, WaveSegment
 from splitwave.engine.port import (
@@ -247,6 +248,17 @@ class VllmEngine:
             return self.died.result()
         return EngineDied("an engine core reported that it failed, and its process still runs")
 
+    async def call_rank(self, rank: int, method: str, *args: object) -> Any:  # as it answers
+        """Call a method of one rank's engine core; EngineDied if the group ends meanwhile."""
+        self._raise_if_dead()
+        return await or_death(self._call(rank, method, *args), self.died)
+
+    async def call_ranks(self, method: str, *args: object) -> list[Any]:  # as they answer
+        """The same of all ranks at once; answers are in rank order."""
+        self._raise_if_dead()
+        answers: list[Any] = await or_death(self._call_all(method, *args), self.died)
+        return answers
+
     async def counters(self) -> Sequence[RankCounters]:
         """Counts of every rank, from the engine cores themselves."""
         self._raise_if_dead()
@@ -257,6 +269,14 @@ class VllmEngine:
             RankCounters(rank=rank, **{name: counts[name] for name in COUNTERS if name in counts})
             for rank, counts in enumerate(counted)
         ]
+
+    async def fingerprint_facts(self) -> Sequence[Mapping[str, Scalar]]:
+        """What each engine core says of itself, from its own process."""
+        self._raise_if_dead()
+        facts: list[Mapping[str, Scalar]] = await or_death(
+            self._call_all("splitwave_fingerprint"), self.died
+        )
+        return facts
 
     def waves(self) -> WaveStatus | None:
         """The waves of its ranks; None if they do not step together."""

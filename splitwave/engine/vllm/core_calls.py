@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any  # vLLM's objects are untyped here
 
+from splitwave.engine.vllm.fingerprint import splitwave_fingerprint
 from splitwave.engine.vllm.guard import GuardMixin
 
 
@@ -91,6 +92,7 @@ CALLS: tuple[Callable[..., Any], ...] = (
     splitwave_release,
     splitwave_counters,
     splitwave_facts,
+    splitwave_fingerprint,
     splitwave_warm,
 )
 

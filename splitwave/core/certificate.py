@@ -1,0 +1,331 @@
+"""Certificates: what was proved of a mode, for which engines, within which envelope, until when.
+
+A certificate is canonical JSON, signed with Ed25519. Nothing here signs or reads files: signature
+checks come in as a `Trust`, the time as `now_s`. `examine` is the one place that decides whether
+a certificate lets a group serve; each of its refusals has a kind of its own and names the first
+difference.
+"""
+
+import enum
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from splitwave.core.envelope import Envelope, GroupShape, read_envelope
+from splitwave.core.evidence import Evidence, Level, first_flaw, read_evidence, required_checks
+from splitwave.core.fingerprint import Fingerprint
+from splitwave.core.mode import UnknownModeError, lookup
+from splitwave.core.strict_json import Fields, JsonError, canonical, flatten, parse
+
+FORMAT = 1
+BYTES_MAX = 4 * 2**20
+_CONTEXT = b"splitwave certificate 1\n"
+"""Before what is signed, so that a signature can never be taken for one over something else."""
+
+Verify = Callable[[bytes, bytes], bool]
+"""(signature, message) -> True if this key made it."""
+Trust = Callable[[str], Verify | None]
+"""Key id -> how to check its signatures; None for a key that is not trusted."""
+
+
+class RefusalKind(enum.StrEnum):
+    """Why a certificate does not let a group serve, as logs, metrics and exit messages name it."""
+
+    NONE_FOUND = "none_found"
+    MALFORMED = "malformed"
+    WRONG_KEY = "wrong_key"
+    TAMPERED = "tampered"
+    BAD_SIGNATURE = "bad_signature"
+    NOT_YET_VALID = "not_yet_valid"
+    EXPIRED = "expired"
+    WRONG_ROLE = "wrong_role"
+    WRONG_MODE = "wrong_mode"
+    WRONG_LEVEL = "wrong_level"
+    CHECK_MISSING = "check_missing"
+    CHECK_REPEATED = "check_repeated"
+    CHECK_FAILED = "check_failed"
+    CHECK_EMPTY = "check_empty"
+    CONTROL_MISSING = "control_missing"
+    CONTROL_NOT_CAUGHT = "control_not_caught"
+    WRONG_FINGERPRINT = "wrong_fingerprint"
+    OUTSIDE_ENVELOPE = "outside_envelope"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a certificate does not count. `first` names the first thing that is not as it must be."""
+
+    kind: RefusalKind
+    first: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"certificate refused ({self.kind}): {self.message}"
+
+
+class CertificateRefused(Exception):
+    """A certificate that cannot be read, made or used."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What is signed. Times are seconds since 1970 UTC, whole."""
+
+    level: Level
+    mode: str
+    role: str
+    envelope: Envelope
+    fingerprint: Fingerprint
+    evidence: tuple[Evidence, ...]
+    issued_at_s: int
+    expires_at_s: int
+    key_id: str
+    """Of the key that signs it; `splitwave.certify.keys` says how it is made."""
+
+    @property
+    def certificate_id(self) -> str:
+        """Sixteen hexadecimal digits of the digest of what is signed: its name in descriptions."""
+        return hashlib.sha256(canonical(self.to_json())).hexdigest()[:16]
+
+    @property
+    def message(self) -> bytes:
+        """The bytes that the signature is over."""
+        return _CONTEXT + canonical(self.to_json())
+
+    def to_json(self) -> dict[str, object]:
+        """The certificate as plain values."""
+        return {
+            "format": FORMAT,
+            "level": self.level.value,
+            "mode": self.mode,
+            "role": self.role,
+            "envelope": self.envelope.to_json(),
+            "fingerprint": dict(self.fingerprint.values),
+            "evidence": [item.to_json() for item in self.evidence],
+            "issued_at_s": self.issued_at_s,
+            "expires_at_s": self.expires_at_s,
+            "key_id": self.key_id,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SignedCertificate:
+    """A certificate with its signature, as it lies in a file."""
+
+    certificate: Certificate
+    signature: bytes
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """First digits of each value's digest when it was signed. Not trusted: with them a refusal of
+    a tampered file can say what was changed."""
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        return canonical(
+            {
+                "certificate": self.certificate.to_json(),
+                "signature": self.signature.hex(),
+                "digests": dict(self.digests),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The group that wants to serve."""
+
+    mode: str
+    role: str
+    fingerprint: Fingerprint
+    """As recomputed from the running engines."""
+    shape: GroupShape
+    level: Level = Level.FULL
+    """Least level that is accepted."""
+
+
+def signed(certificate: Certificate, sign: Callable[[bytes], bytes]) -> SignedCertificate:
+    """Sign a certificate, with `sign` from its message to a signature.
+
+    Raises CertificateRefused for one that `examine` would not accept for its evidence, its mode
+    or its times: what proves nothing is never signed.
+    """
+    refusal = _flawed(certificate)
+    if refusal is not None:
+        raise CertificateRefused(refusal)
+    return SignedCertificate(
+        certificate, sign(certificate.message), value_digests(certificate.to_json())
+    )
+
+
+def value_digests(body: object) -> dict[str, str]:
+    """The first eight digits of the digest of each value of a certificate, by dotted name."""
+    return {
+        name: hashlib.sha256(canonical(value)).hexdigest()[:8]
+        for name, value in flatten(body).items()
+    }
+
+
+def read_certificate(data: bytes) -> SignedCertificate:
+    """Read a certificate file. Raises CertificateRefused (MALFORMED) naming what is wrong.
+
+    Nothing is verified: that is `examine`'s work.
+    """
+    try:
+        found = Fields(parse(data, bytes_max=BYTES_MAX), "")
+        certificate = _read_body(found.fields("certificate"))
+        signature = _read_hex(found, "signature")
+        digests = {name: str(value) for name, value in found.scalars("digests").items()}
+        found.end()
+    except JsonError as error:
+        raise CertificateRefused(
+            Refusal(RefusalKind.MALFORMED, str(error).partition(":")[0], f"the file: {error}")
+        ) from None
+    return SignedCertificate(certificate, signature, digests)
+
+
+def _read_hex(found: Fields, name: str) -> bytes:
+    try:
+        return bytes.fromhex(found.text(name))
+    except ValueError:
+        raise JsonError(f"{found.name_of(name)}: is not hexadecimal") from None
+
+
+def _read_body(found: Fields) -> Certificate:
+    if (version := found.whole("format")) != FORMAT:
+        raise JsonError(f"certificate.format: is {version}; this release reads {FORMAT}")
+    level = found.text("level")
+    if level not in set(Level):
+        raise JsonError(f"certificate.level: {level!r} is none of {', '.join(Level)}")
+    try:
+        fingerprint = Fingerprint(found.scalars("fingerprint"))
+    except ValueError as error:
+        raise JsonError(f"certificate.{error}") from None
+    certificate = Certificate(
+        level=Level(level),
+        mode=found.text("mode"),
+        role=found.text("role"),
+        envelope=read_envelope(found.take("envelope"), "certificate.envelope"),
+        fingerprint=fingerprint,
+        evidence=tuple(
+            read_evidence(item, f"certificate.evidence.{number}")
+            for number, item in enumerate(found.items("evidence"))
+        ),
+        issued_at_s=found.whole("issued_at_s"),
+        expires_at_s=found.whole("expires_at_s"),
+        key_id=found.text("key_id"),
+    )
+    found.end()
+    return certificate
+
+
+def examine(
+    signed: SignedCertificate, wanted: Wanted, trust: Trust, now_s: float
+) -> Refusal | None:
+    """Say why a certificate does not let this group serve, or None if it does.
+
+    In this order: who signed it and whether it is as signed; its time; role, mode and level; its
+    evidence; the engines; the group's shape.
+    """
+    body = signed.certificate
+    return (
+        authenticate(signed, trust)
+        or _untimely(body, now_s)
+        or _for_another(body, wanted)
+        or _flawed(body)
+        or _other_engines(body, wanted)
+        or _outside(body, wanted)
+    )
+
+
+def authenticate(signed: SignedCertificate, trust: Trust) -> Refusal | None:
+    """Say why it is not known that a trusted key signed exactly this, or None."""
+    body = signed.certificate
+    verify = trust(body.key_id)
+    if verify is None:
+        return Refusal(
+            RefusalKind.WRONG_KEY, "key_id",
+            f"it is signed by key {body.key_id}, which is not in the trust store",
+        )  # fmt: skip
+    if verify(signed.signature, body.message):
+        return None
+    now = value_digests(body.to_json())
+    names = sorted(now.keys() | signed.digests.keys())
+    changed = [name for name in names if now.get(name) != signed.digests.get(name)]
+    if changed:
+        return Refusal(
+            RefusalKind.TAMPERED, changed[0],
+            f"{changed[0]} is not as key {body.key_id} signed it",
+        )  # fmt: skip
+    return Refusal(
+        RefusalKind.BAD_SIGNATURE, "signature",
+        f"the signature is not one of key {body.key_id} over this certificate",
+    )  # fmt: skip
+
+
+def _untimely(body: Certificate, now_s: float) -> Refusal | None:
+    if now_s < body.issued_at_s:
+        return Refusal(
+            RefusalKind.NOT_YET_VALID, "issued_at_s",
+            f"it is valid in {body.issued_at_s - now_s:.0f} s; look at this machine's clock",
+        )  # fmt: skip
+    if now_s >= body.expires_at_s:
+        return Refusal(
+            RefusalKind.EXPIRED, "expires_at_s",
+            f"it expired {now_s - body.expires_at_s:.0f} s ago; certify again",
+        )  # fmt: skip
+    return None
+
+
+def _for_another(body: Certificate, wanted: Wanted) -> Refusal | None:
+    """Role before mode, since another role's certificate is of another mode as well."""
+    if body.role != wanted.role:
+        return Refusal(
+            RefusalKind.WRONG_ROLE, "role",
+            f"it is for {body.role} groups; this is a {wanted.role} group",
+        )  # fmt: skip
+    if body.mode != wanted.mode:
+        return Refusal(
+            RefusalKind.WRONG_MODE, "mode",
+            f"it is for mode {body.mode}; this group runs {wanted.mode}",
+        )  # fmt: skip
+    if not body.level.reaches(wanted.level):
+        return Refusal(
+            RefusalKind.WRONG_LEVEL, "level",
+            f"its level is {body.level}; {wanted.level} is demanded",
+        )  # fmt: skip
+    return None
+
+
+def _flawed(body: Certificate) -> Refusal | None:
+    """What makes it worthless for any group."""
+    try:
+        mode = lookup(body.mode)
+    except UnknownModeError as error:
+        return Refusal(RefusalKind.WRONG_MODE, "mode", str(error))
+    if mode.role != body.role:
+        words = f"mode {mode.name} is a {mode.role} mode; it says {body.role}"
+        return Refusal(RefusalKind.WRONG_ROLE, "role", words)
+    if body.expires_at_s <= body.issued_at_s:
+        return Refusal(RefusalKind.EXPIRED, "expires_at_s", "it expires before it is issued")
+    required = required_checks(mode, body.level, ranks=body.envelope.ranks)
+    if (flaw := first_flaw(body.evidence, required)) is None:
+        return None
+    kind, check, words = flaw
+    return Refusal(RefusalKind(kind.value), f"evidence.{check}", f"the check {check} {words}")
+
+
+def _other_engines(body: Certificate, wanted: Wanted) -> Refusal | None:
+    differences = body.fingerprint.differences(wanted.fingerprint)
+    if not differences:
+        return None
+    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    return Refusal(RefusalKind.WRONG_FINGERPRINT, differences[0].name, f"{differences[0]}{more}")
+
+
+def _outside(body: Certificate, wanted: Wanted) -> Refusal | None:
+    if (outside := body.envelope.refuse_group(wanted.shape)) is None:
+        return None
+    return Refusal(RefusalKind.OUTSIDE_ENVELOPE, outside.limit, str(outside))

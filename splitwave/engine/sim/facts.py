@@ -1,0 +1,21 @@
+"""What a simulated group says of itself for its fingerprint."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from splitwave.core.neutral import counts
+from splitwave.core.strict_json import Scalar, flatten
+from splitwave.engine.sim.settings import SimSettings
+
+
+def fingerprint_facts(settings: SimSettings, environ: Mapping[str, str]) -> dict[str, Scalar]:
+    """Every setting, faults among them, and the variables that count."""
+    description = settings.description()
+    return {
+        **{f"version.{name}": version for name, version in description.versions.items()},
+        "hardware.device": "simulated",
+        "parallel.ranks": settings.ranks,
+        "parallel.tensor_parallel": 1,
+        **{f"env.{name}": value for name, value in environ.items() if counts(name)},
+        **flatten(dataclasses.asdict(settings), "sim"),
+    }
