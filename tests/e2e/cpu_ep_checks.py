@@ -128,17 +128,27 @@ async def counters(stack: Stack) -> dict[str, list[dict[str, Any]]]:
 
 
 async def compiled(stack: Stack) -> dict[str, Any]:
-    """The same tokens from ranks whose model is compiled; a third of the prompts."""
-    engine = RawEngine(stack.model, 25730, enforce_eager=False, **stack.ranks)
-    try:
-        outcomes = await asyncio.gather(
-            *(
-                engine.run(f"compiled-{i}", prompt, 24, rank=i % RANKS)
-                for i, prompt in enumerate(prompts()[: PROMPTS // 3])
-            )
+    """The same prompts, handed over to decode ranks whose model is compiled."""
+    engine = RawEngine(
+        stack.model,
+        25730,
+        enforce_eager=False,
+        max_num_batched_tokens=32,
+        kv_transfer_config=transfer("kv_consumer", kv_lease_duration=600),
+        scheduler_cls=GUARD,
+        **stack.ranks,
+    )
+
+    async def one(i: int, prompt: list[int]) -> list[int]:
+        first = await stack.prefill.prefill(f"compiled-first-{i}", prompt, rank=i % RANKS)
+        rest = await engine.run(
+            f"compiled-{i}", prompt + first.tokens, 23, params=first.params, rank=i % RANKS
         )
+        return first.tokens + rest.tokens
+
+    try:
         return {
-            "tokens": [outcome.tokens for outcome in outcomes],
+            "tokens": await asyncio.gather(*(one(i, prompt) for i, prompt in enumerate(prompts()))),
             "counters": await engine.call_all("splitwave_counters"),
         }
     finally:

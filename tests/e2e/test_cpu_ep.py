@@ -27,11 +27,11 @@ def test_two_ranks_with_experts_apart_give_the_tokens_of_one_engine(report: Repo
     assert len({tuple(tokens) for tokens in one_engine}) == 24, "tells nothing apart"
 
 
-def test_compiled_ranks_give_the_tokens_of_one_engine(report: Report) -> None:
+def test_compiled_decode_ranks_give_the_tokens_of_one_eager_engine(report: Report) -> None:
     one_engine, _ = report.of("aggregated")
     seen = report.of("compiled")
 
-    assert seen["tokens"] == one_engine[: len(seen["tokens"])]
+    assert [i for i, tokens in enumerate(seen["tokens"]) if tokens != one_engine[i]] == []
     assert [set(rank["steps_by_kind"]) for rank in seen["counters"]] == [{"compiled"}] * 2
 
 

@@ -99,6 +99,18 @@ def test_a_variable_that_would_undo_a_setting_is_refused(model: Path, name: str)
         check(settings(model), {name: "1"})
 
 
+def test_a_compiled_mode_refuses_the_variable_that_keeps_vllm_from_compiling(model: Path) -> None:
+    assert check(settings(model), {"VLLM_CPU_CI_ENV": "1"}).name == "decode_cpu_eager"
+    with pytest.raises(SettingsError, match=r"VLLM_CPU_CI_ENV: .*warms nothing up"):
+        check(settings(model, mode="decode_cpu_compiled"), {"VLLM_CPU_CI_ENV": "1"})
+
+
+def test_no_batch_of_a_compiled_mode_is_larger_than_what_it_warms_up(model: Path) -> None:
+    asked = settings(model, mode="decode_cpu_compiled", seats_max=5)
+
+    assert engine_arguments(asked, lookup(asked.mode))["max_num_batched_tokens"] == 5
+
+
 def test_a_dense_model_has_no_experts_to_spread(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(MODEL | {"num_local_experts": None}))
 

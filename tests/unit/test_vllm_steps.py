@@ -7,7 +7,7 @@ import torch
 from vllm.config import CUDAGraphMode
 
 from splitwave.core.mode import StepKind
-from splitwave.engine.vllm.steps import StepCounter, step_kind, step_width_tokens
+from splitwave.engine.vllm.steps import StepCounter, sized_kind, step_kind, step_width_tokens
 
 
 def scheduled(
@@ -126,3 +126,22 @@ def test_a_forward_that_passes_by_the_compiled_code_is_eager() -> None:
     )
 
     assert step_kind(context, is_compiled=True) == StepKind.EAGER
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "sizes", "counted"),
+    [
+        ("compiled", 4, range(1, 5), "compiled"),
+        ("compiled", 5, range(1, 5), "compiled_unwarmed"),
+        ("compiled", None, range(1, 5), "compiled_unwarmed"),
+        ("compiled", 5, None, "compiled"),
+        ("eager", 5, range(1, 5), "eager"),
+    ],
+)
+def test_compiled_code_that_was_not_warmed_up_is_of_no_modes_kind(
+    kind: str, tokens: int | None, sizes: range | None, counted: str
+) -> None:
+    batch = None if tokens is None else SimpleNamespace(num_tokens=tokens)
+
+    assert sized_kind(kind, SimpleNamespace(batch_descriptor=batch), sizes) == counted
+    assert (counted in set(StepKind)) == (counted != "compiled_unwarmed")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitwave.core.mode import Device, Mode, UnknownModeError, lookup
+from splitwave.core.mode import Device, Mode, StepKind, UnknownModeError, lookup
 from splitwave.engine.port import Role
 
 CONNECTOR = "SplitwaveNixlConnector"
@@ -29,6 +29,10 @@ FORBIDDEN_ENV = {
     "VLLM_TARGET_DEVICE": "with it vLLM ignores Splitwave's platform plugin",
 }
 """Variables that would silently undo a setting, and what each would do."""
+FORBIDDEN_ENV_COMPILED = {
+    "VLLM_CPU_CI_ENV": "with it vLLM compiles nothing and warms nothing up",
+}
+"""The same for modes whose steps are compiled."""
 
 
 class SettingsError(ValueError):
@@ -146,7 +150,8 @@ def check(settings: VllmGroupSettings, environ: Mapping[str, str]) -> Mode:
     _check_ports(settings)
     if mode.device is Device.CPU:
         _check_cpu(settings)
-    for name, harm in FORBIDDEN_ENV.items():
+    compiled = StepKind.COMPILED in mode.step_kinds
+    for name, harm in (FORBIDDEN_ENV | (FORBIDDEN_ENV_COMPILED if compiled else {})).items():
         if environ.get(name):
             raise SettingsError(name, f"is set in the environment; unset it: {harm}")
     return mode
@@ -317,6 +322,9 @@ def engine_arguments(settings: VllmGroupSettings, mode: Mode) -> dict[str, objec
         arguments["scheduling_policy"] = "priority"
     else:
         arguments["scheduler_cls"] = GUARD_ASYNC if mode.vllm_args["async_scheduling"] else GUARD
+    if StepKind.COMPILED in mode.step_kinds:
+        # A step has a token a seat. A larger one would not have been warmed up, so none fits.
+        arguments["max_num_batched_tokens"] = settings.seats_max
     if mode.captures_graphs:
         compilation = mode.vllm_args["compilation_config"]
         assert isinstance(compilation, Mapping)

@@ -37,6 +37,7 @@ def register() -> None:
     progress.install()
     waves.install()
     if is_cpu:
-        from splitwave.engine.vllm.cpu import moe
+        from splitwave.engine.vllm.cpu import moe, warm
 
         moe.install()
+        warm.install()

@@ -148,6 +148,13 @@ CPU = (
         "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator",
         "cpu_group device device_group unique_name use_all2all",
     ),
+    _seam("vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model", "self"),
+    _seam(
+        "vllm.v1.worker.cpu_model_runner:CPUModelRunner._dummy_run",
+        "self num_tokens cudagraph_runtime_mode force_attention uniform_decode "
+        "allow_microbatching skip_eplb is_profile create_mixed_batch remove_lora "
+        "is_graph_capturing num_active_loras profile_seq_lens randomize_inputs",
+    ),
 )
 
 GPU = (

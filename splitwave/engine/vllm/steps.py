@@ -5,7 +5,7 @@ that is opened inside it says how the model runs.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any  # vLLM's objects are untyped here
 
 _MARK = "splitwave_installed"
@@ -22,6 +22,8 @@ class StepCounter:
         """Tokens computed for requests."""
         self.padded_tokens = 0
         """The same with each step as wide as the widest rank's, dummy steps included."""
+        self.sizes: Collection[int] | None = None
+        """Compiled decode: tokens of a step that were warmed up; None: any."""
         self._kind: str | None = None
         self._width_tokens = 0
         self._prompt_left: dict[str, int] = {}
@@ -98,6 +100,14 @@ def step_kind(context: Any, *, is_compiled: bool) -> str:
     return kind if context.ubatch_slices is None else f"{kind}_ubatched"
 
 
+def sized_kind(kind: str, context: Any, sizes: Collection[int] | None) -> str:
+    """The kind of a step by its own size too: compiled code that was not warmed up is no mode's."""
+    if kind != "compiled" or sizes is None:
+        return kind
+    batch = context.batch_descriptor
+    return kind if batch is not None and batch.num_tokens in sizes else "compiled_unwarmed"
+
+
 def step_width_tokens(context: Any) -> int:  # vLLM's ForwardContext
     """Rows that the widest rank computes in this forward; 0 if only this rank's are known."""
     if context.dp_metadata is not None:
@@ -108,9 +118,19 @@ def step_width_tokens(context: Any) -> int:  # vLLM's ForwardContext
 _counter = StepCounter()
 
 
+def counter() -> StepCounter:
+    """This process's worker's."""
+    return _counter
+
+
 def counted() -> dict[str, Any]:  # a message of plain values
     """What this process's worker has counted."""
     return _counter.report()
+
+
+def allow_sizes(sizes: Collection[int]) -> None:
+    """From now on a compiled step of this process has one of these numbers of tokens."""
+    _counter.sizes = sizes
 
 
 def install() -> None:
@@ -141,6 +161,7 @@ def _observed(create: Callable[..., Any]) -> Callable[..., Any]:
         context = create(attn_metadata, vllm_config, *args, **kwargs)
         is_compiled = vllm_config.compilation_config.mode != CompilationMode.NONE
         kind = step_kind(context, is_compiled=is_compiled)
+        kind = sized_kind(kind, context, _counter.sizes)
         _counter.saw_forward(kind, step_width_tokens(context))
         return context
 
