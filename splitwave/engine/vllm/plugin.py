@@ -28,7 +28,16 @@ def register() -> None:
     """Wrap vLLM where this process needs it. Idempotent; raises SeamBroken if it does not fit."""
     from vllm.platforms import current_platform
 
-    from splitwave.engine.vllm import core_calls, progress, seams, steps, waves
+    from splitwave.engine.vllm import (
+        core_calls,
+        misrouting,
+        progress,
+        seams,
+        steps,
+        switches,
+        waves,
+    )
+    from splitwave.engine.vllm.probe import calls as probe
 
     is_cpu = current_platform.is_cpu()
     seams.check_seams(seams.EVERYWHERE + (seams.CPU if is_cpu else seams.GPU))
@@ -36,8 +45,16 @@ def register() -> None:
     steps.install()
     progress.install()
     waves.install()
+    probe.install()
+    if switches.fault(switches.Fault.SHIFT_ROUTING):
+        misrouting.install()
     if is_cpu:
         from splitwave.engine.vllm.cpu import moe, warm
 
         moe.install()
         warm.install()
+    elif transport := switches.worst_token_transport():
+        from splitwave.engine.vllm.worst_token import fit, install
+
+        seams.check_seams(fit.SEAMS)
+        install.install(transport)

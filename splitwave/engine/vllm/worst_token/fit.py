@@ -1,0 +1,42 @@
+"""Where vLLM is wrapped for worst-token dispatch; `seams` tests them at start."""
+
+from splitwave.engine.vllm.seams import Seam
+
+_GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
+
+
+def _seam(where: str, parameters: str) -> Seam:
+    return Seam(where, tuple(parameters.split()))
+
+
+SEAMS = (
+    _seam(
+        "vllm.config.compilation:CompilationConfig.set_splitting_ops_for_v1",
+        "self all2all_backend data_parallel_size",
+    ),
+    _seam(
+        "vllm.distributed.device_communicators.all2all:DeepEPV2All2AllManager.get_handle",
+        "self kwargs",
+    ),
+    _seam(
+        "vllm.distributed.device_communicators.all2all:DeepEPHTAll2AllManager.get_handle",
+        "self kwargs",
+    ),
+    _seam(
+        f"{_GRAPHS}:CudaGraphManager.capture",
+        "self create_forward_fn progress_bar_desc",
+    ),
+    _seam(
+        f"{_GRAPHS}:ModelCudaGraphManager",
+        "vllm_config device cudagraph_mode decode_query_len lora_capture_cases varlen_decode "
+        "ubatch_runner",
+    ),
+    _seam(
+        "vllm.v1.worker.gpu.model_runner:dispatch_cg_and_sync_dp",
+        "cudagraph_manager num_reqs num_tokens uniform_token_count dp_size dp_rank max_query_len "
+        "need_eager num_active_loras parallel_config allow_ubatching uniform_decode dp_sync_state",
+    ),
+    _seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner.profile_run", "self randomize_inputs"),
+    _seam(f"{_GRAPHS}:ModelCudaGraphManager.run_fullgraph", "self desc"),
+    _seam("vllm.v1.worker.ubatching:dbo_current_ubatch_id", ""),
+)
