@@ -1,5 +1,6 @@
 """Where a result comes from: code, command, versions and machine."""
 
+import json
 import os
 import platform
 import subprocess
@@ -7,10 +8,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+BEGUN_WITH = "provenance.json"
+"""At the root of a copy that is no checkout: what it is a copy of."""
 
 
 def provenance(command: str, *, paths: list[str], packages: list[str]) -> dict[str, object]:
     """What must stand beside figures. `paths` is the code that they depend on."""
+    copied = ROOT / BEGUN_WITH
+    if copied.exists():
+        known: dict[str, object] = json.loads(copied.read_text())
+        return known | {"command": command}
     return {
         "command": command,
         "git_sha": _git("rev-parse", "HEAD"),

@@ -359,15 +359,19 @@ class WaveCoordinator:
     def check(self) -> None:
         """Assert the invariants. Cheap enough to call after every change in tests."""
         state = self.state
-        assert all(rank.wave <= self.wave for rank in self._ranks), "C1"
+        awake = 0
+        for rank in self._ranks:
+            assert rank.wave <= self.wave, "C1"
+            if rank.stepping and self._is_awake(rank):
+                awake += 1
         if state is GroupState.RUNNING:
-            assert all(rank.stepping and self._is_awake(rank) for rank in self._ranks), "C2"
+            assert awake == len(self._ranks), "C2"
             assert self._due_s is not None, "C3"
         if state is GroupState.STARTING:
             assert self._due_s is not None, "C3"
             assert 0 < self._due_s - self._clock_s <= self._patience_s + 1e-9, "C3"
         if state in (GroupState.PAUSED, GroupState.PAUSING):
             assert self._announced is None, "C4"
-            assert not any(rank.stepping and self._is_awake(rank) for rank in self._ranks), "C4"
+            assert not awake, "C4"
         if self._published is not None and state is not GroupState.ENDED:
             assert self._published[1] is (state is GroupState.RUNNING), "C5"

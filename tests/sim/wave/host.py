@@ -11,7 +11,7 @@ from splitwave.core.wave_message import (
     StartWave,
     WaveSettings,
 )
-from tests.sim.wave.network import ANY, Armed, Link
+from tests.sim.wave.network import ANY, Armed, Link, Parcel
 from tests.sim.wave.stock import StockCoordinator
 from tests.sim.wave.words import FAULTS, MESSAGES, Fault, Message, Violation
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 PATIENCE_US = int(WaveSettings().patience_s * 1e6) - 1
 SECOND_US = 1_000_000
 """Within which every rank repeats what it last said."""
-Parcel = tuple[int, Any, int]
-"""Message, payload, fault."""
 
 
 class Coordinator(Protocol):
@@ -32,6 +30,8 @@ class Coordinator(Protocol):
     state: GroupState
     wave: int
 
+    @property
+    def ranks(self) -> int: ...
     @property
     def loads(self) -> list[tuple[int, int, float]]: ...
 
@@ -119,7 +119,7 @@ class Host:
         core = self.core
         order = (report.epoch, report.number)
         newest = self.newest.get(report.rank, (0, 0))
-        if report.rank >= len(core.loads):
+        if report.rank >= core.ranks:
             return core.on_report(report, now_s)  # It has not heard of this rank yet.
         if order > newest:
             self.newest[report.rank] = order
@@ -190,7 +190,7 @@ class Host:
                 world.push(due_us, self.tick, due_us)
         if self.parked and self.core.state in self.parked:
             for link, parcel in self.parked.pop(self.core.state):
-                world.push(world.now_us + 1, world.unpark, link, parcel)
+                world.push(world.now_us + 1, link.release, parcel)
 
     def do(self, effect: Effect) -> None:
         """Send what an effect stands for."""

@@ -25,6 +25,18 @@ class Armed(NamedTuple):
     """How long a stop or a partition lasts, or how far a clock jumps."""
 
 
+class Parcel:
+    """A message that is kept back until its time has come."""
+
+    __slots__ = ("fault", "is_parked", "message", "payload")
+
+    def __init__(self, message: int, payload: Any, fault: int) -> None:
+        self.message = message
+        self.payload = payload
+        self.fault = fault
+        self.is_parked = True
+
+
 class Receiver(Protocol):
     """What a link ends at."""
 
@@ -122,7 +134,7 @@ class Link:
             fault = Fault.NONE  # Its receiver sees for itself that it is stale.
         if armed.when == At.COORDINATOR_ENDED and self.sender != ANY:
             world.push(world.now_us + 1, world.operator.kill, self.sender)
-        world.park(self, (message, payload, fault), armed.when)
+        world.park(self, Parcel(message, payload, fault), armed.when)
 
     def arrive(self, message: int, payload: Any, fault: int) -> None:
         """Stop the receiver, or set its clock, just before it gets this."""
@@ -141,11 +153,14 @@ class Link:
                 break
         receiver.receive(message, payload, fault)
 
-    def release(self, parked: tuple[int, Any, int]) -> None:
-        """What was parked arrives at last, and what waited behind it."""
+    def release(self, parcel: Parcel) -> None:
+        """What was parked arrives at last, if it has not, and what waited behind it."""
+        if not parcel.is_parked:
+            return
+        parcel.is_parked = False
         world = self.world
         world.disturbed(world.now_us + DELAY_SPAN_US)
-        self.arrive(*parked)
+        self.arrive(parcel.message, parcel.payload, parcel.fault)
         backlog, self.backlog = self.backlog, None
         for late in backlog or ():
             self.last_us = max(self.last_us, world.now_us)

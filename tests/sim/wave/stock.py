@@ -31,6 +31,11 @@ class StockCoordinator:
         self.published_at_s = now_s
 
     @property
+    def ranks(self) -> int:
+        """Size of the group."""
+        return len(self.counts)
+
+    @property
     def loads(self) -> list[tuple[int, int, float]]:
         """Counts by rank."""
         return [(waiting, running, 0.0) for waiting, running in self.counts]

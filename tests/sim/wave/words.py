@@ -1,6 +1,7 @@
 """Names of what the simulation counts: faults, messages and the states of their receivers."""
 
 import enum
+from typing import Final
 
 
 class Fault(enum.IntEnum):
@@ -63,10 +64,11 @@ class At(enum.IntEnum):
     FRONT_BELIEVES_RUNNING = 11
 
 
-LOST, CUT = int(Fault.LOST), int(Fault.CUT)
-FAULTS = len(Fault)
-MESSAGES = len(Message)
-STATES = len(At)
+LOST: Final[int] = int(Fault.LOST)
+CUT: Final[int] = int(Fault.CUT)
+FAULTS: Final[int] = len(Fault)
+MESSAGES: Final[int] = len(Message)
+STATES: Final[int] = len(At)
 
 REPORTS = (Message.SLEEPS, Message.STEPS, Message.HOLDS)
 FROM_RANK = (Message.START_WAVE, Message.WAVE_COMPLETE, *REPORTS)

@@ -3,13 +3,13 @@
 import heapq
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple  # arguments of an event are its function's business
+from typing import Any, Final, NamedTuple  # arguments of an event are its function's business
 
 from splitwave.core.wave import WaveCoordinator
 from splitwave.core.wave_message import GroupState
 from tests.sim.wave.front import Front
 from tests.sim.wave.group import Group
-from tests.sim.wave.host import Coordinator, Host, Parcel
+from tests.sim.wave.host import Coordinator, Host
 from tests.sim.wave.network import (
     ANY,
     DELAY_SPAN_US,
@@ -17,6 +17,7 @@ from tests.sim.wave.network import (
     STRAY_SPAN_US,
     Armed,
     Link,
+    Parcel,
 )
 from tests.sim.wave.operator import Operator
 from tests.sim.wave.rank import PLACES, WAITING
@@ -36,6 +37,9 @@ QUIET_US = 2_500_000
 """All work is done this long after the last action and fault."""
 IDLE_US = 7_000_000
 """How long the idle group is then watched: longer than the longest silence of any process."""
+
+ORDER_BITS: Final = 24
+"""Room for more events than a run has."""
 
 Make = Callable[[int, int, float], Coordinator]
 
@@ -67,7 +71,8 @@ class World:
         log: list[str] | None = None,
     ) -> None:
         self.now_us = 0
-        self.heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.heap: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
+        """By time and then by order of pushing, both in one number: see `push`."""
         self.pushed = 0
         self.timers = 0
         self.chance = random.Random(schedule.seed).random
@@ -78,7 +83,6 @@ class World:
         """Faults of messages on their way, by message."""
         self.armed_ahead: dict[int, list[Armed]] = {}
         """Faults of receivers, by the message that they come before."""
-        self.parked: list[tuple[Link, Parcel]] = []
         self.disturbed_us = 0
         self.is_watched = False
         self.requests = 0
@@ -100,15 +104,17 @@ class World:
     def push(self, at_us: int, call: Callable[..., None], *args: Any) -> None:
         """Let something happen later."""
         self.pushed += 1
-        heapq.heappush(self.heap, (at_us, self.pushed, call, args))
+        heapq.heappush(self.heap, ((at_us << ORDER_BITS) + self.pushed, call, args))
 
     def run_until(self, end_us: int) -> int:
         """Let everything happen up to a time; returns how many events there were."""
         heap = self.heap
         pop = heapq.heappop
         events = 0
-        while heap and heap[0][0] <= end_us:
-            self.now_us, _, call, args = pop(heap)
+        end_key = (end_us + 1) << ORDER_BITS
+        while heap and heap[0][0] < end_key:
+            key, call, args = pop(heap)
+            self.now_us = key >> ORDER_BITS
             call(*args)
             events += 1
         self.now_us = end_us
@@ -138,18 +144,9 @@ class World:
             span_us = DELAY_SPAN_US  # So that it still is, probably.
         late_us = self.now_us + 1 + int(self.chance() * span_us)
         self.disturbed(self.now_us if link.backlog is None else late_us)
-        self.parked.append((link, parcel))
-        self.push(late_us, self.unpark, link, parcel)
+        self.push(late_us, link.release, parcel)
         if until != ANY:
             self.host.parked.setdefault(until, []).append((link, parcel))
-
-    def unpark(self, link: Link, parcel: Parcel) -> None:
-        """Let it arrive, if it has not."""
-        for index, (_, kept) in enumerate(self.parked):
-            if kept is parcel:
-                del self.parked[index]
-                link.release(parcel)
-                return
 
     # The watch
 
