@@ -66,7 +66,7 @@ def copy(folder: Path) -> None:
         there = folder / path.relative_to(ROOT)
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, there)
-    known = provenance("", paths=["splitwave/core", "tests/sim/wave"], packages=["mypy"])
+    known = provenance("", paths=[*SOURCES], packages=["mypy"])
     (folder / BEGUN_WITH).write_text(json.dumps(known))
 
 

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from bench.provenance import provenance
-from bench.wave_progress import Progress, go_on, load, save
+from bench.wave_progress import SOURCES, Progress, go_on, load, save
 from tests.sim.wave.coverage import REACHABLE, rows
 from tests.sim.wave.runner import Tally, run_in_processes
 
@@ -72,7 +72,7 @@ def run_on(progress: Progress, for_s: float, state: Path | None) -> None:
 def _provenance() -> dict[str, object]:
     return provenance(
         "python -m bench.wave_sim " + " ".join(sys.argv[1:]),
-        paths=["splitwave/core", "tests/sim/wave", "bench/wave_sim.py"],
+        paths=[*SOURCES, "bench/wave_sim.py"],
         packages=[],
     )
 
