@@ -1,5 +1,6 @@
 """What of worst-token dispatch needs no torch: bounds, the gate, the log and the wedge watch."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any  # reports are messages of plain values
@@ -137,8 +138,6 @@ def test_position_is_the_first_collective_that_has_not_ended() -> None:
 def test_diagnosis_tells_a_stuck_group_from_a_diverged_one(
     reports: dict[int, Any], words: str
 ) -> None:
-    import re
-
     assert re.search(words, diagnose(reports, range(2)))
 
 
