@@ -1,0 +1,78 @@
+"""One rank's process of a row: builds its engine, runs the phases, reports as JSON lines."""
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any  # reports are JSON
+
+from bench.decode_modes.spec import Spec, load
+
+BEGAN_S = time.time()
+
+
+class Reports:
+    """A file with one JSON object a line; whoever started this process reads along."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def __call__(self, report: Mapping[str, Any]) -> None:
+        """Add one, with the seconds since the process began."""
+        line = dict(report) | {"at_s": round(time.time() - BEGAN_S, 3)}
+        print(json.dumps(line), file=self._file, flush=True)
+
+
+def work(spec: Spec, rank: int, report: Reports) -> None:
+    """Build the engine and run the row."""
+    from bench.decode_modes.engine import LockStep
+    from bench.decode_modes.phases import Phases
+
+    report({"begins": "engine"})
+    engine = LockStep(spec, rank)
+    compilation = engine.config.compilation_config
+    report(
+        {
+            "booted": True,
+            "memory_gb": engine.ask("bench_memory"),
+            "v2_runner": bool(getattr(engine.config, "use_v2_model_runner", False)),
+            "cudagraph_mode": getattr(compilation.cudagraph_mode, "name", None),
+            "capture_sizes": list(compilation.cudagraph_capture_sizes or []),
+            "blocks": engine.config.cache_config.num_gpu_blocks,
+        }
+    )
+    phases = Phases(spec, rank, engine, report)
+    if spec.wedge:
+        phases.until_stopped()
+    kept = phases.run()
+    (Path(spec.out_dir) / f"tokens{rank}.json").write_text(json.dumps(kept), encoding="utf-8")
+    report({"done": True, "memory_gb": engine.ask("bench_memory")})
+    engine.any_rank(False)  # No rank ends while another still needs it.
+
+
+def main() -> None:
+    """Run one rank. Ends at once: libraries that hang while they are torn down are no finding."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    asked = parser.parse_args()
+    spec = load(asked.spec)
+    report = Reports(Path(spec.out_dir) / f"rank{asked.rank}.jsonl")
+    code = 0
+    try:
+        work(spec, asked.rank, report)
+    except BaseException as error:  # noqa: BLE001  # whatever it was is the row's result
+        traceback.print_exc()
+        report({"failed": f"{type(error).__name__}: {error}"[:2000]})
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
