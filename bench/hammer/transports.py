@@ -1,0 +1,199 @@
+"""The transports under the hammer: DeepEP's two, each as a graph uses them."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from bench.hammer.settings import Settings
+
+
+@dataclass(slots=True)
+class Received:
+    """What a dispatch brought to a rank: as many rows as could come at most.
+
+    `ids` are places among this rank's experts, -1 for an expert elsewhere. `count` says how many
+    rows are real where the transport leaves the ids past them as they were.
+    """
+
+    x: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    handle: object
+    count: torch.Tensor | None = None
+
+
+class Transport(Protocol):
+    """One way for rows to their experts and back. `lane` is the microbatch, 0 without any."""
+
+    def dispatch(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, lane: int
+    ) -> Received:
+        """Send rows to the ranks of their experts, without a word with the host."""
+
+    def combine(self, y: torch.Tensor, received: Received, lane: int) -> torch.Tensor:
+        """Send what the experts made of them back; returns the sum over the ranks."""
+
+    def eager(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Received:
+        """Send rows with a host that waits for their number."""
+
+    def poison(self) -> None:
+        """Fill the receive buffers with NaN, where that is possible."""
+
+
+class ElasticTransport:
+    """DeepEP V2: `ElasticBuffer` without CPU synchronisation; one buffer a microbatch."""
+
+    def __init__(self, settings: Settings, group: dist.ProcessGroup) -> None:
+        import deep_ep
+
+        self._experts = settings.experts
+        self._sanitise = settings.sanitise
+        self._buffers = [
+            deep_ep.ElasticBuffer(
+                group=group,
+                num_max_tokens_per_rank=max(settings.sizes),
+                hidden=settings.hidden,
+                num_topk=settings.topk,
+                use_fp8_dispatch=False,
+                allow_hybrid_mode=True,
+                # Two microbatches' kernels must fit on the GPU side by side: fewer SMs each.
+                prefer_overlap_with_compute=settings.tbo,
+                allow_multiple_reduction=False,
+                explicitly_destroy=True,
+            )
+            for _ in range(2 if settings.tbo else 1)
+        ]
+
+    def dispatch(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, lane: int
+    ) -> Received:
+        """Send rows; the kernel is compiled once for each number of rows."""
+        rows, row_ids, row_weights, handle, _ = self._buffers[lane].dispatch(
+            x=x,
+            topk_idx=ids,
+            topk_weights=weights,
+            num_experts=self._experts,
+            num_max_tokens_per_rank=x.shape[0],
+            do_expand=False,
+            do_cpu_sync=False,
+            async_with_compute_stream=False,
+        )
+        count = handle.psum_num_recv_tokens_per_scaleup_rank[-1:]
+        return Received(rows, row_ids, row_weights, handle, count if self._sanitise else None)
+
+    def combine(self, y: torch.Tensor, received: Received, lane: int) -> torch.Tensor:
+        """Send rows back."""
+        out, _, _ = self._buffers[lane].combine(
+            x=y, handle=received.handle, topk_weights=None, async_with_compute_stream=False
+        )
+        return out
+
+    def eager(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Received:
+        """Not under test here."""
+        raise NotImplementedError("host-synchronised dispatches belong to legacy_unfixed")
+
+    def poison(self) -> None:
+        """DeepEP gives no access to this buffer."""
+
+
+class LegacyTransport:
+    """DeepEP's intranode kernels with `num_worst_tokens`; one buffer, or one a size."""
+
+    def __init__(self, settings: Settings, group: dist.ProcessGroup) -> None:
+        import deep_ep
+
+        self._experts, self._ranks = settings.experts, settings.ranks
+        count = len(settings.sizes) if settings.transport == "legacy" else 1
+        self._halves = 2 if settings.tbo else 1
+        buffers = [
+            deep_ep.Buffer(
+                group=group,
+                num_nvl_bytes=settings.buffer_mib << 20,
+                num_rdma_bytes=0,
+                low_latency_mode=False,
+                num_qps_per_rank=1,
+                explicitly_destroy=True,
+            )
+            for _ in range(count)
+        ]
+        self._buffers = {
+            size // self._halves: buffers[place % count]
+            for place, size in enumerate(settings.sizes)
+        }
+        self._used: dict[int, object] = {}
+
+    def _send(
+        self, buffer: "LegacyBuffer", x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
+        worst: int,
+    ) -> Received:  # fmt: skip
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, self._experts)
+        rows, row_ids, row_weights, _, handle, _ = buffer.dispatch(
+            x=x,
+            num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=None,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+            topk_idx=ids,
+            topk_weights=weights,
+            num_worst_tokens=worst,
+        )
+        return Received(rows, row_ids, row_weights, (buffer, handle))
+
+    def dispatch(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, lane: int
+    ) -> Received:
+        """Send rows; both microbatches share a buffer, whose own stream keeps them apart."""
+        size = x.shape[0]
+        return self._send(self._buffers[size], x, ids, weights, worst=size * self._ranks)
+
+    def combine(self, y: torch.Tensor, received: Received, lane: int) -> torch.Tensor:
+        """Send rows back."""
+        assert isinstance(received.handle, tuple)
+        buffer, handle = received.handle
+        out, _, _ = buffer.combine(x=y, handle=handle)
+        return out
+
+    def eager(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Received:
+        """Send rows while the host polls for their number: the count may be a replay's own."""
+        return self._send(next(iter(self._buffers.values())), x, ids, weights, worst=0)
+
+    def poison(self) -> None:
+        """Fill the buffers with NaN; every kernel clears the counters that it uses."""
+        for buffer in {id(buffer): buffer for buffer in self._buffers.values()}.values():
+            buffer.get_local_buffer_tensor(torch.uint8).fill_(255)
+
+
+class LegacyBuffer(Protocol):
+    """The part of `deep_ep.Buffer` that is used here."""
+
+    get_dispatch_layout: Callable[..., tuple[torch.Tensor, ...]]
+    dispatch: Callable[..., tuple[torch.Tensor, ...]]
+    combine: Callable[..., tuple[torch.Tensor, ...]]
+    get_local_buffer_tensor: Callable[..., torch.Tensor]
+
+
+def connect(settings: Settings, group: dist.ProcessGroup) -> Transport:
+    """Build the transport under test; `group` is the ranks' CPU group. Collective."""
+    if settings.transport == "dry":
+        from bench.hammer.dry import DryTransport
+
+        return DryTransport(settings)
+    if settings.transport == "v2":
+        over_nccl = dist.new_group(list(range(settings.ranks)), backend="nccl")
+        # The communicator is made by the first collective, and the buffer takes it as it is.
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=over_nccl)
+        torch.cuda.synchronize()
+        return ElasticTransport(settings, over_nccl)
+    return LegacyTransport(settings, group)
+
+
+def own_kernel_cache(rank: int) -> None:
+    """Give each rank its own cache of compiled kernels; must come before deep_ep is imported."""
+    root = os.environ.get("EP_JIT_CACHE_DIR") or str(Path.home() / ".cache/splitwave/deep_ep")
+    os.environ["EP_JIT_CACHE_DIR"] = f"{root}/rank{rank}"
+    Path(os.environ["EP_JIT_CACHE_DIR"]).mkdir(parents=True, exist_ok=True)
