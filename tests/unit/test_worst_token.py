@@ -26,6 +26,7 @@ SOUND = gate.Resolved(
     expert_parallel=True,
     breakable_graphs=False,
     microbatched=False,
+    backend="deepep_v2",
     data_parallel_runner_v2=True,
 )
 
@@ -63,8 +64,10 @@ def test_a_step_without_a_row_has_no_bound() -> None:
         ({"capture_sizes": ()}, "v2", "grid"),
         ({"sequences_max": 257}, "v2", "grid_covers_seats"),
         ({"batch_max_tokens": 8192}, "v2", "decode_batch"),
-        ({"hosts": 2}, "legacy", "one_host"),
-        ({"microbatched": True}, "v2", "one_batch"),
+        ({"hosts": 2, "backend": "deepep_high_throughput"}, "legacy", "one_host"),
+        ({"microbatched": True}, "v2", "backend"),
+        ({"backend": "deepep_high_throughput"}, "v2", "backend"),
+        ({"backend": "deepep_v2"}, "legacy", "backend"),
     ],
 )
 def test_the_gate_names_the_rule(change: dict[str, Any], transport: str, rule: str) -> None:
@@ -73,9 +76,10 @@ def test_the_gate_names_the_rule(change: dict[str, Any], transport: str, rule: s
     assert refused.value.rule == rule
 
 
-@pytest.mark.parametrize("transport", ["v2", "legacy"])
-def test_the_gate_lets_a_sound_configuration_pass(transport: str) -> None:
-    gate.check(SOUND, transport)
+@pytest.mark.parametrize(("transport", "microbatched"), list(gate.BACKENDS))
+def test_the_gate_lets_a_sound_configuration_pass(transport: str, microbatched: bool) -> None:
+    backend = gate.BACKENDS[transport, microbatched]
+    gate.check(replace(SOUND, backend=backend, microbatched=microbatched), transport)
 
 
 def recorded(log: CollectiveLog, graph: str, layers: int) -> None:

@@ -39,4 +39,14 @@ SEAMS = (
     _seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner.profile_run", "self randomize_inputs"),
     _seam(f"{_GRAPHS}:ModelCudaGraphManager.run_fullgraph", "self desc"),
     _seam("vllm.v1.worker.ubatching:dbo_current_ubatch_id", ""),
+    _seam("vllm.v1.worker.ubatching:UBatchContext.__exit__", "self exc_type exc_val exc_tb"),
+    _seam(
+        "vllm.v1.worker.gpu.ubatch_utils:make_ubatch_contexts",
+        "num_micro_batches compute_stream comm_stream forward_contexts ready_barrier schedule",
+    ),
+    _seam(
+        "vllm.v1.worker.gpu.dp_utils:sync_cudagraph_and_dp_padding",
+        "cudagraph_manager desired_batch_desc num_tokens num_reqs uniform_token_count dp_size "
+        "dp_rank max_query_len num_active_loras parallel_config allow_ubatching uniform_decode",
+    ),
 )

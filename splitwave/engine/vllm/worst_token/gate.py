@@ -3,6 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+BACKENDS = {
+    ("v2", False): "deepep_v2",
+    # Only the legacy prepare and finalize hand over between microbatches (`bridge`).
+    ("v2", True): "deepep_high_throughput",
+    ("legacy", False): "deepep_high_throughput",
+    ("legacy", True): "deepep_high_throughput",
+}
+"""vLLM's all2all_backend, by transport and whether there are microbatches."""
+
 
 class WorstTokenRefused(ValueError):
     """A rule forbids this configuration. The message names the rule and the fix."""
@@ -28,6 +37,8 @@ class Resolved:
     expert_parallel: bool
     breakable_graphs: bool
     microbatched: bool
+    backend: str
+    """all2all_backend."""
     data_parallel_runner_v2: bool
     """vLLM's second model runner replays whole-step graphs that all ranks agree on."""
 
@@ -48,8 +59,13 @@ def check(resolved: Resolved, transport: str) -> None:
     _check_grid(resolved)
     if transport == "legacy" and resolved.hosts > 1:
         raise WorstTokenRefused("one_host", "num_worst_tokens is for one host; use transport v2")
-    if resolved.microbatched and transport == "v2":
-        raise WorstTokenRefused("one_batch", "switch microbatches (DBO) off with transport v2")
+    backend = BACKENDS[transport, resolved.microbatched]
+    if resolved.backend != backend:
+        raise WorstTokenRefused(
+            "backend",
+            f"all2all_backend is {resolved.backend}; with transport {transport} "
+            f"{'and' if resolved.microbatched else 'without'} microbatches use {backend}",
+        )
 
 
 def _check_grid(resolved: Resolved) -> None:

@@ -14,7 +14,8 @@ from splitwave.engine.vllm.switches import (
     collective_marks_wanted,
     collective_timeout_s,
 )
-from splitwave.engine.vllm.worst_token import gate, wedge
+from splitwave.engine.vllm.worst_token import gate, handover, wedge
+from splitwave.engine.vllm.worst_token.bridge import ElasticBridge, elastic_maker
 from splitwave.engine.vllm.worst_token.collectives import ended_counts
 from splitwave.engine.vllm.worst_token.elastic import ElasticTransport
 from splitwave.engine.vllm.worst_token.legacy import LegacyTransport, buffer_maker
@@ -37,10 +38,9 @@ def install(name: str) -> None:
     if getattr(CompilationConfig, _MARK, False):
         return
     setattr(CompilationConfig, _MARK, True)
-    if transport is Transport.LEGACY:
-        CompilationConfig.set_splitting_ops_for_v1 = _graphs_kept(
-            CompilationConfig.set_splitting_ops_for_v1
-        )
+    CompilationConfig.set_splitting_ops_for_v1 = _graphs_kept(
+        CompilationConfig.set_splitting_ops_for_v1
+    )
     _install_buffers(transport)
     _install_runner(transport)
 
@@ -48,18 +48,22 @@ def install(name: str) -> None:
 def _install_buffers(transport: Transport) -> None:
     from vllm.distributed.device_communicators import all2all
 
-    if transport is Transport.V2:
-        manager = all2all.DeepEPV2All2AllManager
-        manager.get_handle = _handed(
-            manager.get_handle, lambda _manager, buffer: ElasticTransport(buffer, state)
-        )
-        return
     manager = all2all.DeepEPHTAll2AllManager
-    manager.get_handle = _handed(
-        manager.get_handle,
-        lambda owner, buffer: LegacyTransport(buffer, buffer_maker(owner.cpu_group), state),
-    )
+    if transport is Transport.V2:
+        whole = all2all.DeepEPV2All2AllManager
+        whole.get_handle = _handed(
+            whole.get_handle, lambda _manager, buffer: ElasticTransport(buffer, state)
+        )
+        manager.get_handle = _bridged
+    else:
+        manager.get_handle = _handed(
+            manager.get_handle,
+            lambda owner, buffer: LegacyTransport(buffer, buffer_maker(owner.cpu_group), state),
+        )
     from vllm.model_executor.layers.fused_moe import all2all_utils
+
+    if not hasattr(all2all_utils, "DeepEPHTPrepareAndFinalize"):
+        return  # a process that runs no experts: vLLM imports the class where deep_ep is
 
     all2all_utils.DeepEPHTPrepareAndFinalize = _without_host_counts(
         all2all_utils.DeepEPHTPrepareAndFinalize
@@ -78,13 +82,24 @@ def _install_runner(transport: Transport) -> None:
     model_runner.dispatch_cg_and_sync_dp = _agreed(model_runner.dispatch_cg_and_sync_dp)
     vote = "_has_global_unfinished_reqs"
     setattr(DPEngineCoreProc, vote, _in_phase("vote", getattr(DPEngineCoreProc, vote)))
-    if transport is Transport.LEGACY:
-        runner = model_runner.GPUModelRunner
-        runner.profile_run = _reserving(runner.profile_run)
+    runner = model_runner.GPUModelRunner
+    runner.profile_run = _reserving(runner.profile_run)
+    _install_microbatches()
+
+
+def _install_microbatches() -> None:
+    from vllm.v1.worker import ubatching
+    from vllm.v1.worker.gpu import dp_utils, ubatch_utils
+
+    ubatch_utils.make_ubatch_contexts = handover.bounded(ubatch_utils.make_ubatch_contexts)
+    ubatching.UBatchContext.__exit__ = handover.told(ubatching.UBatchContext.__exit__)
+    dp_utils.sync_cudagraph_and_dp_padding = handover.plain_when_one_is_empty(
+        dp_utils.sync_cudagraph_and_dp_padding
+    )
 
 
 def _graphs_kept(decide: Callable[..., None]) -> Callable[..., None]:
-    """vLLM takes graphs away from legacy HT because it knows it only as host-synced."""
+    """vLLM takes graphs away from high-throughput because it knows it only as host-synced."""
 
     @functools.wraps(decide)
     def kept(self: Any, all2all_backend: str, data_parallel_size: int = 1) -> None:
@@ -105,6 +120,20 @@ def _handed(get: Callable[..., Any], make: Callable[[Any, Any], Any]) -> Callabl
         return made[id(buffer)]
 
     return handed
+
+
+def _bridged(self: Any, _kwargs: Any) -> ElasticBridge:
+    """Give all layers one ElasticBuffer behind the legacy interface; no legacy buffer is made."""
+    from vllm.config import get_current_vllm_config
+    from vllm.distributed.parallel_state import get_ep_group
+
+    if not hasattr(self, _MARK):
+        tokens_max = get_current_vllm_config().scheduler_config.max_num_batched_tokens
+        group = get_ep_group().device_group
+        bridge = ElasticBridge(elastic_maker(group, tokens_max), tokens_max, group.size(), state)
+        setattr(self, _MARK, bridge)
+    found: ElasticBridge = getattr(self, _MARK)
+    return found
 
 
 def _without_host_counts(base: Any) -> Any:
@@ -144,6 +173,7 @@ def resolved(vllm_config: Any, cudagraph_mode: Any) -> gate.Resolved:
         expert_parallel=parallel.enable_expert_parallel,
         breakable_graphs=os.environ.get("VLLM_USE_BREAKABLE_CUDAGRAPH", "0") == "1",
         microbatched=parallel.use_ubatching,
+        backend=parallel.all2all_backend,
         data_parallel_runner_v2=vllm_config.use_v2_model_runner,
     )
 

@@ -1,0 +1,89 @@
+"""Microbatch threads hand over within a bound, and an error in one of them ends both.
+
+vLLM parks a microbatch's thread until the other one signals. One that has failed never does, and
+the step would hang for ever: the waits are bounded here, and a failure wakes the other thread with
+its cause.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any  # vLLM's microbatch contexts are untyped here
+
+HANDOVER_TIMEOUT_S = 300.0
+"""A kernel that is compiled at its first use may take minutes; a hang is forever."""
+
+
+class MicrobatchFailed(RuntimeError):
+    """The other microbatch of this step has failed; its error is the cause."""
+
+
+class HandoverTimeout(RuntimeError):
+    """The other microbatch has not handed over in time."""
+
+
+class Handover(threading.Event):
+    """An event that one thread waits on, of two that share their `failures`."""
+
+    def __init__(self, failures: list[BaseException], timeout_s: float) -> None:
+        super().__init__()
+        self._failures = failures
+        self._timeout_s = timeout_s
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait to be handed over to. Raises MicrobatchFailed or HandoverTimeout."""
+        bound_s = self._timeout_s if timeout is None else timeout
+        came = super().wait(bound_s)
+        if self._failures:
+            raise MicrobatchFailed("the other microbatch failed") from self._failures[0]
+        if not came:
+            raise HandoverTimeout(f"the other microbatch did not hand over within {bound_s:g} s")
+        return True
+
+
+def bounded(make: Callable[..., Any], timeout_s: float = HANDOVER_TIMEOUT_S) -> Callable[..., Any]:
+    """Wrap vLLM's make_ubatch_contexts: the same contexts, whose waits are bounded."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        contexts = make(*args, **kwargs)
+        failures: list[BaseException] = []
+        events = [Handover(failures, timeout_s) for _ in contexts]
+        for i, context in enumerate(contexts):
+            context.cpu_wait_event = events[i]
+            context.cpu_signal_event = events[(i + 1) % len(events)]
+            context.splitwave_failures = failures
+        return contexts
+
+    return made
+
+
+def told(leave: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap UBatchContext.__exit__: a failure is known to the other thread before it is woken."""
+
+    @functools.wraps(leave)
+    def left(self: Any, exc_type: Any, error: BaseException | None, traceback: Any) -> Any:
+        failures = getattr(self, "splitwave_failures", None)
+        if error is not None and failures is not None and not isinstance(error, MicrobatchFailed):
+            failures.append(error)
+        return leave(self, exc_type, error, traceback)
+
+    return left
+
+
+def plain_when_one_is_empty(agree: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap sync_cudagraph_and_dp_padding: a step that cannot be split replays the plain graph.
+
+    vLLM would run it as eager microbatches. Every rank sees the same agreed numbers, so every rank
+    asks again, and all agree on the plain graph of the same size.
+    """
+
+    @functools.wraps(agree)
+    def agreed(*args: Any, **kwargs: Any) -> Any:
+        found = agree(*args, **kwargs)
+        desc = found[0]
+        if desc.num_ubatches > 1 and not desc.cg_mode.value:
+            return agree(*args, **(kwargs | {"allow_ubatching": False}))
+        return found
+
+    return agreed
