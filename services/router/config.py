@@ -16,6 +16,16 @@ class RouterConfig(ProcessConfig):
     service: ClassVar[str] = "router"
 
     http_listen: str = setting("127.0.0.1:0", "host:port of the OpenAI HTTP API; empty: none")
+    http_head_max_s: float = setting(
+        30.0, "longest time from connecting, or a request's first byte, to the end of its head"
+    )
+    http_body_max_s: float = setting(60.0, "longest time from there to the end of its body")
+    http_idle_max_s: float = setting(
+        3630.0, "how long a connection without a request is kept; longer than proxies keep theirs"
+    )
+    http_connections_max: int = setting(
+        16384, "connections of the HTTP API at once; more are told so and closed"
+    )
     vllm_engine: str = setting(
         "auto",
         "serve vLLM's gRPC engine service beside ours; auto: if the extra `smg` is installed",
@@ -56,9 +66,15 @@ class RouterConfig(ProcessConfig):
         self._check_numbers()
 
     def _check_numbers(self) -> None:
-        for name in ("routers", "workers_per_router_max", "live_max", "reserve_tokens"):
+        for name in (
+            "routers", "workers_per_router_max", "live_max", "reserve_tokens",
+            "http_connections_max",
+        ):  # fmt: skip
             require(self, name, getattr(self, name) > 0, "set it to 1 or more")
-        for name in ("resolve_s", "timeout_s", "stall_max_s"):
+        for name in (
+            "resolve_s", "timeout_s", "stall_max_s",
+            "http_head_max_s", "http_body_max_s", "http_idle_max_s",
+        ):  # fmt: skip
             require(self, name, getattr(self, name) > 0, "set it above 0 seconds")
         for name in ("resumes_per_s", "resumes_burst"):
             require(self, name, getattr(self, name) >= 0, "set it to 0 or more")

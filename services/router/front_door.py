@@ -18,6 +18,7 @@ from services.router.fleet import WorkerFleet
 from services.router.generate import Finish
 from services.router.history import History
 from services.router.order import Ending, Order, Viewer
+from services.router.refusals import Refusals
 from services.router.request_facts import first_token_s, request_facts, request_texts
 from services.router.sink import TextSink
 from services.router.tracing import Operation, RequestTrace
@@ -63,6 +64,7 @@ class FrontDoor:
         self._turns = Turns(fleet.rooms.chance)
         self.admitted = 0
         self.outcomes: Counter[str] = Counter()
+        self.refusals = Refusals()
         self.history = History()
         self._keys = itertools.count(1)
         self._eos_token_ids = tuple(sorted(tokenizer.eos_token_ids))
@@ -192,6 +194,7 @@ class FrontDoor:
             trace.about(request_id)
             try:
                 with self.admission.admit(sum(order.choices for order in orders)):
+                    trace.admitted = True
                     await all_or_none(self._serve(serving) for serving in servings)
             finally:
                 self._tell(trace, servings, began_s)

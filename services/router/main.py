@@ -9,6 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import grpc.aio
 from prometheus_client import Metric
@@ -18,7 +19,9 @@ from services.router.discovery import Share, Workers
 from services.router.fleet import FleetSettings, WorkerFleet
 from services.router.front_door import DoorSettings, FrontDoor
 from services.router.metrics import collect
+from services.router.openai.connections import HttpLimits
 from services.router.openai.http import http_port
+from services.router.refusals import GuardedServer
 from services.router.servicer import SERVICE_NAMES, add_to
 from services.router.transport import grpc_network
 from splitwave.runtime import process
@@ -86,6 +89,16 @@ def make_door(config: RouterConfig, tokenizer: Tokenizer) -> FrontDoor:
     return FrontDoor(settings, tokenizer, fleet)
 
 
+def http_limits(config: RouterConfig) -> HttpLimits:
+    """What clients may take of the HTTP port."""
+    return HttpLimits(
+        head_max_s=config.http_head_max_s,
+        body_max_s=config.http_body_max_s,
+        idle_max_s=config.http_idle_max_s,
+        connections_max=config.http_connections_max,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """A gRPC service beside our own, on the same port."""
@@ -124,9 +137,11 @@ class RouterProgram:
 
     def add_to(self, server: grpc.aio.Server, address: str) -> None:
         """Add the gRPC APIs."""
-        add_to(server, self.door)
+        guarded = GuardedServer(server, self.service_names, self.door.refusals)
+        stand_in = cast(grpc.aio.Server, guarded)  # Whoever adds a service uses only what it has.
+        add_to(stand_in, self.door)
         for service in self._further:
-            service.add_to(server, self.door)
+            service.add_to(stand_in, self.door)
 
     async def run(self) -> None:
         """Follow the workers and serve HTTP, for ever. Raises Fatal if its port is taken."""
@@ -164,7 +179,9 @@ class RouterProgram:
             return
         async with contextlib.AsyncExitStack() as stack:
             try:
-                self.http_address = await stack.enter_async_context(http_port(self.door, listen))
+                self.http_address = await stack.enter_async_context(
+                    http_port(self.door, listen, http_limits(self._config))
+                )
             except OSError as error:
                 fix = "choose another port, or 0 for a free one"
                 raise Fatal(f"http_listen: cannot listen on {listen}: {error}; {fix}") from error

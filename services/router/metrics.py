@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client import Metric
 
 from services.router.front_door import FrontDoor
+from services.router.refusals import REASONS
 from services.router.tally import Tally
 from splitwave.core.errors import Reason
 from splitwave.runtime.metrics import counter, gauge, histogram, process_families
@@ -20,6 +21,13 @@ REQUESTS = counter(
     "splitwave_router_requests",
     "Requests by how they ended: finished, or the reason of the failure.",
     "outcome",
+)
+REFUSED = counter(
+    "splitwave_router_requests_refused",
+    "Calls that ended before anything was admitted for them, shed ones included: by their HTTP"
+    " path or gRPC method (unread: no head that could be read), and by why.",
+    "route",
+    "reason",
 )
 SHED = counter(
     "splitwave_router_requests_shed",
@@ -76,8 +84,9 @@ HANDOFFS_LEFT = counter(
 )
 
 FAMILIES = (
-    LIVE, LIVE_MAX, ADMITTED, REQUESTS, SHED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS,
-    HANDOFF_BYTES, TTFT_S, ITL_S, TPOT_S, REQUEST_S, GRANT_WAIT_S, PREFILL_S, HANDOFF_S,
+    LIVE, LIVE_MAX, ADMITTED, REQUESTS, REFUSED, SHED, PROMPT_TOKENS, CACHED_TOKENS,
+    COMPLETION_TOKENS, HANDOFF_BYTES, TTFT_S, ITL_S, TPOT_S, REQUEST_S, GRANT_WAIT_S, PREFILL_S,
+    HANDOFF_S,
     ROOMS_WAITING, PROMPTS_WAITING, RESUMES, WORKERS, WORKERS_LISTED, SESSIONS_OPENED,
     SESSIONS_REATTACHED, SESSIONS_LOST, HANDOFFS_LEFT,
 )  # fmt: skip
@@ -118,6 +127,7 @@ def _request_families(door: FrontDoor) -> Iterator[Metric]:
     yield LIVE_MAX.of(door.admission.live_max)
     yield ADMITTED.of(door.admitted)
     yield REQUESTS.by_one({FINISHED: 0, **_none_yet(Reason), **door.outcomes})
+    yield REFUSED.by({(route, reason.value): n for (route, reason), n in _refused(door).items()})
     yield SHED.by_one({**_none_yet(_SHED), **_named(door.admission.refused)})
     yield PROMPT_TOKENS.of(history.prompt_tokens)
     yield CACHED_TOKENS.of(history.cached_tokens)
@@ -125,6 +135,11 @@ def _request_families(door: FrontDoor) -> Iterator[Metric]:
     yield HANDOFF_BYTES.of(history.handoff_bytes)
     resumable = [reason for reason in Reason if reason.resumable]
     yield RESUMES.by_one({**_none_yet(resumable), **_named(history.resumes)})
+
+
+def _refused(door: FrontDoor) -> dict[tuple[str, Reason], int]:
+    none_yet = {(route, reason): 0 for route in door.refusals.routes for reason in REASONS}
+    return {**none_yet, **door.refusals.counts}
 
 
 def _time_families(door: FrontDoor) -> Iterator[Metric]:

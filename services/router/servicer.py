@@ -27,6 +27,7 @@ from splitwave.wire.stream import Writes, emitter
 from splitwave.wire.time import duration_to_proto
 
 SERVICE_NAMES = ("splitwave.v1alpha1.GenerateService",)
+_PATH = f"/{SERVICE_NAMES[0]}"
 
 
 class Context(Aborts, Writes[pb.GenerateResponse], Protocol):
@@ -50,7 +51,10 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
     ) -> None:
         headers = _trace_headers(context)
         try:
-            with self._door.traced(tracing.GRPC, headers, request.request_id):
+            with (
+                self._door.traced(tracing.GRPC, headers, request.request_id),
+                self._door.refusals.watch(f"{_PATH}/Generate"),
+            ):
                 self._door.check_model(request.model)
                 text, token_ids = await self._token_ids(request)
                 order = await self._order(request, token_ids, context)
@@ -73,9 +77,10 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Aborts) -> pb.TokenizeResponse:
         try:
-            self._door.check_model(request.model)
-            prompt = await self._prompt(request)
-            token_ids = await self._door.encode(prompt, special=self._special(request))
+            with self._door.refusals.watch(f"{_PATH}/Tokenize"):
+                self._door.check_model(request.model)
+                prompt = await self._prompt(request)
+                token_ids = await self._door.encode(prompt, special=self._special(request))
         except ServingError as error:
             await abort(context, error)
         longest = max(self._door.models().values(), default=0)
@@ -85,9 +90,10 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
         self, request: pb.DetokenizeRequest, context: Aborts
     ) -> pb.DetokenizeResponse:
         try:
-            self._door.check_model(request.model)
-            text = await self._door.decode(list(request.token_ids))
-            return pb.DetokenizeResponse(text=text)
+            with self._door.refusals.watch(f"{_PATH}/Detokenize"):
+                self._door.check_model(request.model)
+                text = await self._door.decode(list(request.token_ids))
+                return pb.DetokenizeResponse(text=text)
         except ServingError as error:
             await abort(context, error)
 
@@ -196,6 +202,7 @@ class Prompts:
 
 def add_to(server: grpc.aio.Server, door: FrontDoor) -> None:
     """Add the service."""
+    door.refusals.routes[f"{_PATH}/Generate"] = None
     pb_grpc.add_GenerateServiceServicer_to_server(GenerateServicer(door), server)
 
 

@@ -6,7 +6,7 @@ Without tracing, a step costs the look-up of one context variable.
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from splitwave.runtime.tracing import (
     Tracing,
     Value,
     parent_of,
+    span_context,
     trace_id_of,
     traceparent_of,
 )
@@ -70,6 +71,8 @@ class RequestTrace:
         self.spans = 1
         """Spans that the router has made of it."""
         self.outcome = ""
+        self.admitted = False
+        """True once the front door has let something in for it: then it has an outcome there."""
         self._message = ""
 
     def about(self, request_id: str) -> None:
@@ -214,6 +217,17 @@ def event(name: str, attributes: Attributes = NONE) -> None:
     if inside is not None and inside.recording:
         now_ns = inside.traces.clock.now_ns()
         trace.get_current_span().add_event(name, attributes, timestamp=now_ns)
+
+
+def link(traceparents: Iterable[str]) -> None:
+    """Link the current span, and the request's, to others: the wave segments of its steps."""
+    inside = _REQUEST.get()
+    if inside is None or not inside.recording:
+        return
+    for linked in map(span_context, traceparents):
+        if linked is not None:
+            trace.get_current_span().add_link(linked)
+            inside.root.add_link(linked)
 
 
 def traceparent() -> str:

@@ -185,6 +185,9 @@ async def test_a_refusal_has_code_reason_and_field(
     with pytest.raises(grpc.aio.AioRpcError, match=message) as refused:
         await engine.calls.Generate(request_).read()
 
+    path = "/vllm.grpc.engine.VllmEngine/Generate"
+    refusals, outcomes = engine.stack.door.refusals.counts, engine.stack.door.outcomes
+    assert refusals[path, reason] + outcomes[reason.value] == 1
     assert refused.value.code() is CODE[reason]
     assert from_rpc_error(refused.value).reason is reason
 
@@ -205,6 +208,8 @@ async def test_what_is_not_served_says_so_by_name(
     with pytest.raises(grpc.aio.AioRpcError, match=f"{method}: ") as refused:
         await getattr(engine.calls, method)(request_)
 
+    path = f"/vllm.grpc.engine.VllmEngine/{method}"
+    assert engine.stack.door.refusals.counts == {(path, Reason.UNSUPPORTED_FEATURE): 1}
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

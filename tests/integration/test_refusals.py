@@ -3,19 +3,24 @@
 One stack for the whole table: a refusal leaves nothing behind, which the last test asserts.
 """
 
+import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any  # JSON
 
+import grpc
+import grpc.aio
 import pytest
 import pytest_asyncio
 
+from services.router.refusals import OTHER
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
 from splitwave.wire.chat import Conversation
 from splitwave.wire.client import Ask, generate
+from splitwave.wire.errors import from_rpc_error
 from tests.integration.router_stack import MODEL, Model, RouterStack, router_stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -24,6 +29,7 @@ COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Hi there", "max_tokens"
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 GREEDY = Sampling(max_tokens=5, temperature=0.0)
 DEEP = "[" * 100_000
+GENERATE = "/splitwave.v1alpha1.GenerateService/Generate"
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +159,20 @@ CASES = [
 ]
 
 
+@contextlib.contextmanager
+def counted_once(stack: RouterStack, route: str) -> Iterator[None]:
+    """The call is counted as refused on its route, or has an outcome if it was let in."""
+    door = stack.door
+
+    def seen() -> tuple[int, int]:
+        mine = sum(n for (where, _), n in door.refusals.counts.items() if where == route)
+        return mine + door.outcomes.total(), door.refusals.counts.total() + door.outcomes.total()
+
+    before = seen()
+    yield
+    assert seen() == (before[0] + 1, before[1] + 1)
+
+
 def label(value: object) -> str:
     return value if isinstance(value, str) else ""
 
@@ -163,8 +183,9 @@ async def test_a_bad_request_names_its_field(
 ) -> None:
     for stream in ({}, {"stream": True}):
         data = json.dumps({**stream, **body}).encode()
-        async with stack.http.post(path, data=data) as response:
-            answer = await response.json()
+        with counted_once(stack, path):
+            async with stack.http.post(path, data=data) as response:
+                answer = await response.json()
 
         assert (response.status, answer["error"]["param"]) == (400, param), answer
         assert answer["error"]["type"] == "invalid_request_error"
@@ -197,8 +218,9 @@ async def test_a_bad_request_names_its_field(
 async def test_a_body_that_is_no_request_is_refused(
     stack: RouterStack, path: str, body: bytes, status: int
 ) -> None:
-    async with stack.http.post(path, data=io.BytesIO(body)) as response:
-        answer = await response.json()
+    with counted_once(stack, path):
+        async with stack.http.post(path, data=io.BytesIO(body)) as response:
+            answer = await response.json()
 
     assert (response.status, answer["error"]["type"]) == (status, "invalid_request_error")
 
@@ -221,8 +243,9 @@ async def test_an_unknown_model_is_not_found(stack: RouterStack, body: dict[str,
 async def test_an_unknown_path_is_refused_in_openais_words(
     stack: RouterStack, method: str, path: str, status: int
 ) -> None:
-    async with stack.http.request(method, path) as response:
-        answer = await response.json()
+    with counted_once(stack, OTHER):
+        async with stack.http.request(method, path) as response:
+            answer = await response.json()
 
     assert (response.status, answer["error"]["type"]) == (status, "invalid_request_error")
 
@@ -285,11 +308,51 @@ OVER_GRPC = [
 
 @pytest.mark.parametrize("case", OVER_GRPC, ids=lambda case: case.message)
 async def test_a_bad_request_over_grpc_names_its_field(stack: RouterStack, case: Refusal) -> None:
-    with pytest.raises(ServingError, match=case.message) as refused:
+    with (
+        counted_once(stack, GENERATE),
+        pytest.raises(ServingError, match=case.message) as refused,
+    ):
         async for _ in generate(stack.channel, case.ask, timeout_s=20.0):
             pass
 
     assert refused.value.reason is case.reason
+
+
+async def test_bytes_that_are_no_request_are_refused_with_a_reason(stack: RouterStack) -> None:
+    """gRPC by itself says UNKNOWN, with the name of an exception of ours and no reason."""
+    tokenize = GENERATE.replace("/Generate", "/Tokenize")
+    unary: Any = stack.channel.unary_unary(tokenize)
+    stream: Any = stack.channel.unary_stream(GENERATE)
+    for path, answer in (
+        (tokenize, unary(b"\xff\xff", timeout=20.0)),
+        (GENERATE, stream(b"\xff\xff", timeout=20.0).read()),
+    ):
+        with counted_once(stack, path), pytest.raises(grpc.aio.AioRpcError) as refused:
+            await answer
+        error = from_rpc_error(refused.value)
+        assert (error.reason, error.message[:12]) == (Reason.INVALID_REQUEST, "the request:")
+
+
+async def test_a_method_that_is_not_there_is_counted(stack: RouterStack) -> None:
+    call: Any = stack.channel.unary_unary("/splitwave.v1alpha1.GenerateService/Sing")
+    with counted_once(stack, OTHER), pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(b"", timeout=20.0)
+
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_refusals_are_told_by_route_and_reason_and_begin_at_zero(stack: RouterStack) -> None:
+    async with stack.http.post("/v1/completions", json={"prompt": ""}):
+        pass
+    async with stack.http.get("/metrics") as response:
+        text = await response.text()
+
+    def told(route: str, reason: str) -> float:
+        name = "splitwave_router_requests_refused_total"
+        return float(text.partition(f'{name}{{reason="{reason}",route="{route}"}} ')[2].split()[0])
+
+    assert told("/v1/completions", "invalid_request") > 0
+    assert told(GENERATE, "cancelled") == 0
 
 
 async def test_no_refusal_has_left_anything_behind(stack: RouterStack) -> None:

@@ -11,6 +11,8 @@ from typing import cast
 
 from aiohttp import web
 
+from services.router.openai.connections import Connection
+
 UNSENT_BYTES_MAX = 1024 * 1024
 """A client with more than this unread is treated as gone: memory is bounded."""
 
@@ -25,6 +27,7 @@ class EventStream:
         self._kept: list[bytes] = []
         self._first = asyncio.Event()
         self._transport: asyncio.WriteTransport | None = None
+        self._connection: Connection | None = None
         self._response: web.StreamResponse | None = None
         self._chunked = False
 
@@ -41,6 +44,11 @@ class EventStream:
         if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             self._transport.abort()
             self._give_up()
+
+    def harmless(self) -> None:
+        """Write a comment, which clients skip: who has gone will say so."""
+        if self._transport is not None:
+            self._transport.write(b"3\r\n:\n\n\r\n" if self._chunked else b":\n\n")
 
     async def first(self, generation: "asyncio.Task[object]") -> None:
         """Wait for the first event, or the end of what writes them."""
@@ -70,9 +78,13 @@ class EventStream:
         if request.transport is None:
             raise ConnectionResetError("the client has gone")
         self._transport = cast(asyncio.WriteTransport, request.transport)  # uvloop's is no subclass
+        self._connection = cast(Connection, request.protocol)
+        self._connection.harmless = self.harmless
 
     async def close(self) -> web.StreamResponse:
         """End the response."""
         assert self._response is not None
+        if self._connection is not None:
+            self._connection.harmless = None
         await self._response.write_eof()
         return self._response

@@ -6,6 +6,7 @@ after it is an event of its own. Never a 200 for a failure, never an empty 200.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -18,6 +19,7 @@ from services.router import tracing
 from services.router.front_door import FrontDoor
 from services.router.openai import openapi
 from services.router.openai.answers import DONE, Form, Head, Streamed, Telling, Usage, Whole
+from services.router.openai.connections import Connection, HttpLimits
 from services.router.openai.events import EventStream
 from services.router.openai.fields import GenerationBody
 from services.router.openai.orders import OrderBook
@@ -30,6 +32,7 @@ from services.router.openai.schema import (
 )
 from services.router.openai.token_words import TokenWords
 from services.router.order import Order
+from services.router.refusals import OTHER
 from services.router.status_page import add_routes
 from splitwave.core.errors import Reason, ServingError
 from splitwave.wire.errors import HTTP_STATUS, openai_error_body, retry_after_header
@@ -47,14 +50,15 @@ _OPERATIONS = {
 class OpenAI:
     """The routes on a front door."""
 
-    def __init__(self, door: FrontDoor) -> None:
-        self._door = door
+    def __init__(self, door: FrontDoor, limits: HttpLimits) -> None:
+        self._door, self._limits = door, limits
         self._orders = OrderBook(door)
+        door.refusals.routes.update(dict.fromkeys(_OPERATIONS))
 
     def app(self) -> web.Application:
         """The application with its routes."""
         app = web.Application(
-            client_max_size=BODY_BYTES_MAX, middlewares=[self._traced, _openai_errors]
+            client_max_size=BODY_BYTES_MAX, middlewares=[self._traced, self._told]
         )
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat)
@@ -80,15 +84,49 @@ class OpenAI:
             trace.tell({"http.response.status_code": response.status})
             return response
 
+    @web.middleware
+    async def _told(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Tell every failure in OpenAI's words, and count the calls that were let in nowhere."""
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else OTHER
+        try:
+            with self._door.refusals.watch(route):
+                return await handler(request)
+        except ServingError as error:
+            return _failure(error, HTTP_STATUS[error.reason])
+        except web.HTTPException as error:
+            self._door.refusals.count(route, Reason.INVALID_REQUEST)
+            message = f"{request.method} {request.path}: {error.reason}"
+            return _failure(ServingError(Reason.INVALID_REQUEST, message), error.status)
+        except ConnectionError:
+            raise  # The client has gone: nobody is there to be told.
+        except Exception:  # noqa: BLE001  # the edge: whatever fails is told as a failure
+            self._door.refusals.count(route, Reason.INTERNAL)
+            _log.exception("our bug", extra={"path": request.path})
+            ours = ServingError(Reason.INTERNAL, "the router failed; its log says why")
+            return _failure(ours, HTTP_STATUS[Reason.INTERNAL])
+
+    async def _body(self, request: web.Request) -> bytes:
+        """The body, which has to come in time."""
+        if request.content.is_eof():
+            return await request.read()
+        try:
+            async with asyncio.timeout(self._limits.body_max_s):
+                return await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(
+                reason=f"the body did not come within {self._limits.body_max_s:g} s"
+            ) from None
+
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
-        body = read_completion(await request.read())
+        body = read_completion(await self._body(request))
         orders, form = await self._orders.completion(body, request.headers)
         return await self._answer(request, body, orders, form)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
-        body = read_chat(await request.read())
+        body = read_chat(await self._body(request))
         order, form = await self._orders.chat(body, request.headers)
         return await self._answer(request, body, [order], form)
 
@@ -110,7 +148,7 @@ class OpenAI:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """POST /tokenize."""
-        body = read_tokenize(await request.read())
+        body = read_tokenize(await self._body(request))
         tokens = await self._orders.tokens(body)
         words = TokenWords(self._door.tokenizer, as_ids=False)
         longest = max(self._door.models().values(), default=None)
@@ -124,7 +162,7 @@ class OpenAI:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """POST /detokenize."""
-        body = read_detokenize(await request.read())
+        body = read_detokenize(await self._body(request))
         self._door.check_model(body.model)
         return _json(_encode({"prompt": await self._door.decode(body.tokens)}), 200)
 
@@ -207,24 +245,6 @@ def _model(name: str, tokens: int) -> dict[str, object]:
     }
 
 
-@web.middleware
-async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure in OpenAI's words."""
-    try:
-        return await handler(request)
-    except ServingError as error:
-        return _failure(error, HTTP_STATUS[error.reason])
-    except web.HTTPException as error:
-        message = f"{request.method} {request.path}: {error.reason}"
-        return _failure(ServingError(Reason.INVALID_REQUEST, message), error.status)
-    except ConnectionError:
-        raise  # The client has gone: nobody is there to be told.
-    except Exception:  # noqa: BLE001  # the edge: whatever fails is told as a failure
-        _log.exception("our bug", extra={"path": request.path})
-        ours = ServingError(Reason.INTERNAL, "the router failed; its log says why")
-        return _failure(ours, HTTP_STATUS[Reason.INTERNAL])
-
-
 def _failure(error: ServingError, status: int) -> web.Response:
     trace = tracing.current()
     trace.ended(error.reason.value, error.message)
@@ -239,17 +259,26 @@ def _json(body: bytes, status: int, request_id: str = "") -> web.Response:
 
 
 @contextlib.asynccontextmanager
-async def http_port(door: FrontDoor, listen: str) -> AsyncIterator[str]:
+async def http_port(door: FrontDoor, listen: str, limits: HttpLimits) -> AsyncIterator[str]:
     """Serve on `listen` (host:port, port 0 takes a free one); yields the address.
 
     Raises OSError if the port is taken.
     """
     # A client that goes away cancels its handler, and so the computing.
-    runner = web.AppRunner(OpenAI(door).app(), access_log=None, handler_cancellation=True)
+    app = OpenAI(door, limits).app()
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
+    assert runner.server is not None
+    connection = functools.partial(Connection, runner.server, limits, door.refusals)
     host, _, port = listen.rpartition(":")
+    loop = asyncio.get_running_loop()
+    server: asyncio.Server | None = None
     try:
-        await web.TCPSite(runner, host, int(port)).start()
-        yield f"{host}:{runner.addresses[0][1]}"
+        server = await loop.create_server(
+            lambda: connection(loop=loop, access_log=None), host, int(port), backlog=1024
+        )
+        yield f"{host}:{server.sockets[0].getsockname()[1]}"
     finally:
+        if server is not None:
+            server.close()
         await runner.cleanup()

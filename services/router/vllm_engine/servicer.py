@@ -36,6 +36,7 @@ from splitwave.wire.errors import Aborts, abort
 from splitwave.wire.stream import Writes, emitter
 
 SERVICE_NAMES = ("vllm.grpc.engine.VllmEngine",)
+_PATH = f"/{SERVICE_NAMES[0]}"
 VERSION = f"splitwave {version('splitwave')}"
 SERVER_TYPE = "vllm-grpc"
 """What callers of this service know a vLLM engine by."""
@@ -66,6 +67,7 @@ class VllmEngineServicer:
         try:
             with (
                 self._door.traced(tracing.VLLM_ENGINE, headers, request.request_id) as trace,
+                self._door.refusals.watch(f"{_PATH}/Generate"),
                 self._calls.abortable(request.request_id) as call,
             ):
                 order = await self._order(request, context, headers)
@@ -96,6 +98,7 @@ class VllmEngineServicer:
         limits = self._door.fleet.limits()
         if limits is None:
             why = "no decode worker is reachable"
+            self._door.refusals.count(f"{_PATH}/GetModelInfo", Reason.POOL_UNAVAILABLE)
             await abort(context, ServingError(Reason.POOL_UNAVAILABLE, why, retry_after_s=1.0))
         model, tokenizer = self._model, self._door.tokenizer
         return pb.GetModelInfoResponse(
@@ -147,25 +150,30 @@ class VllmEngineServicer:
             yield common_pb2.GetTokenizerChunk(data=data, sha256=digest)
 
     async def Embed(self, request: pb.EmbedRequest, context: Aborts) -> NoReturn:
-        await _unserved(context, "Embed: this model generates text, it embeds none")
+        await self._unserved(context, "Embed: this model generates text, it embeds none")
 
     async def FlushCache(self, request: common_pb2.FlushCacheRequest, context: Aborts) -> NoReturn:
-        await _unserved(context, "FlushCache: caches are the workers' own")
+        await self._unserved(context, "FlushCache: caches are the workers' own")
 
     async def StartProfile(
         self, request: common_pb2.StartProfileRequest, context: Aborts
     ) -> NoReturn:
-        await _unserved(context, "StartProfile: profile the workers themselves")
+        await self._unserved(context, "StartProfile: profile the workers themselves")
 
     async def StopProfile(
         self, request: common_pb2.StopProfileRequest, context: Aborts
     ) -> NoReturn:
-        await _unserved(context, "StopProfile: profile the workers themselves")
+        await self._unserved(context, "StopProfile: profile the workers themselves")
 
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: Aborts
     ) -> NoReturn:
-        await _unserved(context, "SubscribeKvEvents: KV blocks are the workers' own")
+        await self._unserved(context, "SubscribeKvEvents: KV blocks are the workers' own")
+
+    async def _unserved(self, context: Aborts, message: str) -> NoReturn:
+        method = message.partition(":")[0]
+        self._door.refusals.count(f"{_PATH}/{method}", Reason.UNSUPPORTED_FEATURE)
+        await abort(context, ServingError(Reason.UNSUPPORTED_FEATURE, message))
 
     async def _order(
         self, request: pb.GenerateRequest, context: Context, headers: Mapping[str, str]
@@ -222,11 +230,8 @@ class VllmEngineServicer:
 
 def add_to(server: grpc.aio.Server, door: FrontDoor, model: EngineModel) -> None:
     """Add the service."""
+    door.refusals.routes[f"{_PATH}/Generate"] = None
     pb_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(door, model), server)
-
-
-async def _unserved(context: Aborts, message: str) -> NoReturn:
-    await abort(context, ServingError(Reason.UNSUPPORTED_FEATURE, message))
 
 
 def _trace_headers(context: Context) -> dict[str, str]:
