@@ -94,6 +94,7 @@ class Guarded(grpc.GenericRpcHandler):
     def _guarded(self, method: str, found: "_Handler") -> "_Handler":
         parse = found.request_deserializer
         assert parse is not None
+        serve: Callable[..., Any] | None
         make: Callable[..., _Handler]
         if found.unary_unary is not None:
             serve, make = found.unary_unary, grpc.unary_unary_rpc_method_handler
