@@ -48,31 +48,38 @@ class StepSample:
     cpu_s: float
 
 
-def median_ratio(early: Sequence[float], late: Sequence[float], *, seed: int = 0) -> Interval:
-    """Median of `late` over median of `early`. Raises TooFewSamples for less than 3 of either."""
-    if min(len(early), len(late)) < 3:
-        raise TooFewSamples(f"{len(early)} early and {len(late)} late samples; 3 of each at least")
-    strata = {0: (np.asarray(early, np.float64), np.asarray(late, np.float64))}
-    return _interval(strata, block=1, seed=seed)
-
-
 def drift(steps: Sequence[StepSample], *, seed: int = 0) -> Interval:
     """CPU seconds a step at equal batch, last tenth of the steps to the first, over all sizes.
 
-    A size's ratio is that of its medians; sizes are joined by their geometric mean, each weighted
-    by the fewer of its steps in the two tenths. Raises TooFewSamples if no size can be compared.
+    Raises TooFewSamples if no size can be compared.
     """
     tenth = len(steps) // 10
-    early, late = by_size(steps[:tenth]), by_size(steps[len(steps) - tenth :])
+    return at_equal_size(steps[:tenth], steps[len(steps) - tenth :], seed=seed)
+
+
+def at_equal_size(
+    early: Sequence[StepSample],
+    late: Sequence[StepSample],
+    *,
+    samples_min: int = SAMPLES_MIN,
+    seed: int = 0,
+) -> Interval:
+    """Cost of late steps over that of early ones, each size for itself.
+
+    A size's ratio is that of its medians; sizes are joined by their geometric mean, each weighted
+    by the fewer of its steps in the two. Raises TooFewSamples if no size has `samples_min` steps
+    in both.
+    """
+    before, after = by_size(early), by_size(late)
     strata = {
-        size: (early[size], late[size])
-        for size in early.keys() & late.keys()
-        if min(len(early[size]), len(late[size])) >= SAMPLES_MIN
+        size: (before[size], after[size])
+        for size in before.keys() & after.keys()
+        if min(len(before[size]), len(after[size])) >= samples_min
     }
     if not strata:
         raise TooFewSamples(
-            f"no batch size has {SAMPLES_MIN} steps in the first and in the last tenth of"
-            f" {len(steps)} steps; soak for longer"
+            f"no batch size has {samples_min} steps both among {len(early)} early and among"
+            f" {len(late)} late ones"
         )
     return _interval(strata, block=BLOCK_STEPS, seed=seed)
 

@@ -1,0 +1,173 @@
+"""Runs checks in order, each with its positive control, and remembers what is done.
+
+A check's result lies in a file of its own, so that a battery that was stopped goes on where it
+was: results count while fingerprint, envelope, level and scale are the same.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any  # JSON
+
+from splitwave.certify.battery.bench import Bench, Check, Subject
+from splitwave.certify.battery.scale import Scale
+from splitwave.certify.battery.verdict import Observed, Verdict
+from splitwave.core.evidence import Control, Evidence
+from splitwave.core.fingerprint import Fingerprint
+
+BATTERY = 1
+"""Raised whenever the same scale means other work; results of older batteries then do not count."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One check with its control."""
+
+    evidence: Evidence
+    problems: Sequence[str]
+    """What the check found wrong, in words."""
+    noticed: Sequence[str]
+    """What it found wrong with the broken variant."""
+    seen: Observed = field(default_factory=dict)
+    """What the check saw, for the report."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain values."""
+        return {
+            "evidence": self.evidence.to_json(),
+            "problems": list(self.problems),
+            "noticed": list(self.noticed),
+            "seen": self.seen,
+        }
+
+
+async def run_check(check: Check, bench: Bench) -> Result:
+    """Run a check and its control. Raises CheckBroken, and EngineDied, if either cannot end."""
+    began_s, steps = time.monotonic(), await bench.rig.target.steps_run()
+    seen = await check.observe(bench)
+    verdict = check.judge(seen, bench.subject, bench.scale)
+    await bench.rig.quiet()
+    steps = await bench.rig.target.steps_run() - steps
+    broken = check.judge(await check.observe_broken(bench), bench.subject, bench.scale)
+    await bench.rig.quiet()
+    work = Work(time.monotonic() - began_s, steps)
+    return result_of(check, verdict, broken, work, seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a check took: wall seconds with its control, steps of all ranks without."""
+
+    seconds: float
+    steps: int
+
+
+def result_of(
+    check: Check, verdict: Verdict, broken: Verdict, work: Work, seen: Observed
+) -> Result:
+    """Sum up a check: its control counts as caught only if it showed all that it must show."""
+    return Result(
+        evidence=Evidence(
+            check=check.name,
+            passed=verdict.passed,
+            seconds=round(work.seconds, 3),
+            replays=max(0, work.steps),
+            figures=verdict.figures,
+            control=Control(
+                broken=check.broken,
+                was_caught=all(broken.shows(code) for code in check.shows),
+                figures=broken.figures,
+            ),
+        ),
+        problems=[problem.words for problem in verdict.problems],
+        noticed=[problem.words for problem in broken.problems],
+        seen=seen,
+    )
+
+
+def subject_digest(fingerprint: Fingerprint, subject: Subject, scale: Scale) -> str:
+    """What a stored result must be of, to count."""
+    parts = {
+        "battery": BATTERY,
+        "fingerprint": fingerprint.digest,
+        "mode": subject.mode.name,
+        "level": subject.level,
+        "envelope": subject.envelope.to_json(),
+        "scale": asdict(scale),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class State:
+    """Results in a directory, a file a check, each written whole or not at all."""
+
+    def __init__(self, directory: Path, digest: str) -> None:
+        self._directory, self._digest = directory, digest
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def load(self, name: str) -> Result | None:
+        """A good result of the same subject; None otherwise, so that it is run again."""
+        try:
+            stored = json.loads((self._directory / f"{name}.json").read_text())
+            if stored["digest"] != self._digest:
+                return None
+            result = read_result(stored["result"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        control = result.evidence.control
+        is_good = result.evidence.passed and control is not None and control.was_caught
+        return result if is_good else None
+
+    def save(self, result: Result) -> None:
+        """Keep a result."""
+        path = self._directory / f"{result.evidence.check}.json"
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps({"digest": self._digest, "result": result.to_json()}))
+        part.replace(path)
+
+
+def read_result(value: Mapping[str, Any]) -> Result:
+    """The inverse of `to_json`. Raises KeyError, TypeError or JsonError (a ValueError)."""
+    from splitwave.core.evidence import read_evidence
+
+    return Result(
+        evidence=read_evidence(value["evidence"], "evidence"),
+        problems=value["problems"],
+        noticed=value["noticed"],
+        seen=value["seen"],
+    )
+
+
+async def run_checks(checks: Sequence[Check], bench: Bench, state: State, say: Say) -> list[Result]:
+    """Run those checks that have no good result yet; goes on after one that failed."""
+    results = []
+    for place, check in enumerate(checks, 1):
+        who = f"{bench.subject.mode.name}: {check.name} ({place} of {len(checks)})"
+        result = state.load(check.name)
+        if result is None:
+            say(f"{who} ...")
+            result = await run_check(check, bench)
+            state.save(result)
+            say(f"{who}: {outcome(result)}")
+        else:
+            say(f"{who}: done before, {outcome(result)}")
+        results.append(result)
+    return results
+
+
+def outcome(result: Result) -> str:
+    """A result in one line."""
+    evidence, control = result.evidence, result.evidence.control
+    words = "passed" if evidence.passed else f"FAILED: {'; '.join(result.problems)}"
+    if control is None:
+        caught = "NO CONTROL RAN"
+    elif control.was_caught:
+        caught = "control caught"
+    else:
+        caught = f"CONTROL NOT CAUGHT ({control.broken})"
+    return f"{words}, {caught}, {evidence.seconds:.1f} s, {evidence.replays} steps"

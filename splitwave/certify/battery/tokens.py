@@ -1,0 +1,153 @@
+"""Checks that compare tokens: with an oracle, with another boot, and beside poisoned rows."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from splitwave.certify.battery.bench import Bench, Subject, difference_row, judge_differences
+from splitwave.certify.battery.cases import Case, cases, lengths_around
+from splitwave.certify.battery.scale import Scale
+from splitwave.certify.battery.verdict import CheckBroken, Observed, Verdict
+from splitwave.core.evidence import Check as CheckName
+from splitwave.engine.vllm.probe.breaks import Break
+
+
+def oracle_cases(subject: Subject, scale: Scale) -> list[Case]:
+    """Prompts around block boundaries, within the envelope."""
+    envelope = subject.envelope
+    tokens = min(scale.oracle_tokens, envelope.traffic.output_max_tokens)
+    longest = min(
+        scale.prompt_max_tokens, envelope.prompt_max_tokens, envelope.sequence_max_tokens - tokens
+    )
+    lengths = lengths_around(subject.block_size_tokens, longest, scale.oracle_cases)
+    return cases(lengths, tokens, scale.seed)
+
+
+class Oracle:
+    """Tokens and log probabilities equal an eager engine's of one rank.
+
+    Each case is generated alone on each rank, and all at once.
+    """
+
+    name = CheckName.ORACLE
+    broken = "the final norm's weights of one rank are 2% too large: no token changes"
+    shows = ("logprob",)
+
+    async def observe(self, bench: Bench) -> Observed:
+        """Generate every case on every rank, then all together."""
+        asked = oracle_cases(bench.subject, bench.scale)
+        right = await (bench.plain or bench.oracle)(asked)
+        rows = []
+        for rank in bench.rig.ranks():
+            for case, wanted in zip(asked, right, strict=True):
+                ours = await bench.rig.generate(case, rank)
+                bench.remembered[f"{rank}/{case.name}"] = ours
+                rows.append(difference_row(case, bench.difference(ours, wanted)))
+        together = await bench.all_at_once(asked)
+        rows += [
+            difference_row(case, bench.difference(ours, wanted))
+            for case, ours, wanted in zip(asked, together, right, strict=True)
+        ]
+        return {"oracle": bench.oracle_words(), "differences": rows}
+
+    async def observe_broken(self, bench: Bench) -> Observed:
+        """One short case on a rank with wrong weights."""
+        case = oracle_cases(bench.subject, bench.scale)[0]
+        right = (await bench.oracle([case]))[0]
+        rank = bench.rig.ranks()[-1]
+        async with bench.broken(Break.WEIGHTS, rank):
+            ours = await bench.rig.generate(case, rank)
+        return {
+            "oracle": bench.oracle_words(),
+            "differences": [difference_row(case, bench.difference(ours, right))],
+        }
+
+    def judge(self, seen: Observed, subject: Subject, scale: Scale) -> Verdict:
+        """Equal tokens, log probabilities within the precision's bound."""
+        verdict = Verdict()
+        verdict.note(oracle=seen["oracle"])
+        judge_differences(verdict, seen, subject)
+        return verdict
+
+
+class TwoBoots:
+    """A second boot of the group gives what the first gave."""
+
+    name = CheckName.TWO_BOOTS
+    broken = "the second boot's final norm is 2% too large on one rank"
+    shows = ("logprob",)
+
+    async def observe(self, bench: Bench) -> Observed:
+        """Start the group again, and generate what `Oracle` generated."""
+        if bench.reboot is None or not bench.remembered:
+            raise CheckBroken("the first boot's generations are not known")
+        await bench.reboot()
+        return await self._again(bench)
+
+    async def observe_broken(self, bench: Bench) -> Observed:
+        """The second boot with wrong weights."""
+        async with bench.broken(Break.WEIGHTS, bench.rig.ranks()[-1]):
+            return await self._again(bench, only_rank=bench.rig.ranks()[-1])
+
+    async def _again(self, bench: Bench, only_rank: int | None = None) -> Observed:
+        rows = []
+        for case in oracle_cases(bench.subject, bench.scale):
+            for rank in bench.rig.ranks():
+                if only_rank is None or rank == only_rank:
+                    ours = await bench.rig.generate(case, rank)
+                    first = bench.remembered[f"{rank}/{case.name}"]
+                    rows.append(difference_row(case, bench.difference(ours, first)))
+            if only_rank is not None:
+                break  # One case is enough for what is to be wrong in all.
+        return {"differences": rows}
+
+    def judge(self, seen: Observed, subject: Subject, scale: Scale) -> Verdict:
+        """As with the oracle."""
+        verdict = Verdict()
+        judge_differences(verdict, seen, subject)
+        return verdict
+
+
+class PaddingPoison:
+    """What lies in the rows behind those that count changes nothing."""
+
+    name = CheckName.PADDING_POISON
+    broken = "the poison reaches the last row that counts"
+    shows = ("tokens",)
+
+    async def observe(self, bench: Bench) -> Observed:
+        """Batches of growing size with poisoned rows on every rank."""
+        return await self._with(bench, Break.POISON)
+
+    async def observe_broken(self, bench: Bench) -> Observed:
+        """The same, one row too far."""
+        return await self._with(bench, Break.POISON_REACHES)
+
+    async def _with(self, bench: Bench, what: Break) -> Observed:
+        ranks = len(bench.rig.ranks())
+        tokens = min(bench.scale.batch_tokens, bench.subject.envelope.traffic.output_max_tokens)
+        most = min(bench.scale.batch_cases, bench.subject.envelope.seats_max)
+        rows = []
+        for size in sorted({1, 2, most}):
+            asked = cases([5] * (size * ranks), tokens, bench.scale.seed + size)
+            right = await bench.oracle(asked)
+            async with _on_all_ranks(bench, what):
+                ours = await bench.all_at_once(asked)
+            rows += [
+                difference_row(case, bench.difference(mine, wanted))
+                for case, mine, wanted in zip(asked, ours, right, strict=True)
+            ]
+        return {"differences": rows}
+
+    def judge(self, seen: Observed, subject: Subject, scale: Scale) -> Verdict:
+        """As with the oracle."""
+        verdict = Verdict()
+        judge_differences(verdict, seen, subject)
+        return verdict
+
+
+@contextlib.asynccontextmanager
+async def _on_all_ranks(bench: Bench, what: Break) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        for rank in bench.rig.ranks():
+            await stack.enter_async_context(bench.broken(what, rank))
+        yield
