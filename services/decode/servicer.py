@@ -1,6 +1,6 @@
 """gRPC around a decode worker: proto in, proto out, one status a failure."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import grpc.aio
@@ -13,8 +13,9 @@ from splitwave.v1alpha1 import decode_service_pb2 as pb
 from splitwave.v1alpha1 import decode_service_pb2_grpc as pb_grpc
 from splitwave.v1alpha1 import worker_service_pb2 as worker_pb
 from splitwave.v1alpha1 import worker_service_pb2_grpc as worker_pb_grpc
+from splitwave.wire.batch import worker_messages_to_proto
 from splitwave.wire.errors import Aborts, abort
-from splitwave.wire.session import FromRouter, RouterMessages, worker_message_to_proto
+from splitwave.wire.session import FromRouter, RouterMessages
 from splitwave.wire.stream import Writes, emitter
 from splitwave.wire.worker import description_to_proto, observation_to_proto
 
@@ -40,8 +41,9 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
     ) -> None:
         emit = emitter(context)
 
-        async def write(number: int, message: WorkerMessage | Welcome | Ack) -> None:
-            await emit(worker_message_to_proto(number, message))
+        async def write(messages: Sequence[tuple[int, WorkerMessage | Welcome | Ack]]) -> None:
+            for response in worker_messages_to_proto(messages):
+                await emit(response)
 
         try:
             await self._worker.session(_messages(request_iterator), write)
@@ -87,8 +89,7 @@ async def _messages(
     """Whole messages with their numbers, of one connection."""
     reader = RouterMessages()
     async for request in requests:
-        message = reader.feed(request)
-        if message is not None:
+        for message in reader.read(request):
             yield message
 
 

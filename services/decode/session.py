@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from splitwave.core.errors import Reason, ServingError
@@ -11,6 +11,7 @@ from splitwave.core.session import (
     Ack,
     Ended,
     Frame,
+    Grants,
     GroupLoad,
     Hello,
     Link,
@@ -27,9 +28,14 @@ if TYPE_CHECKING:
 
 Incoming = AsyncIterator[tuple[int, FromRouter]]
 """Messages with their numbers, as the connection brings them."""
-Write = Callable[[int, WorkerMessage | Welcome | Ack], Awaitable[None]]
-"""Sends one message, waiting for the peer's flow control."""
+Numbered = tuple[int, WorkerMessage | Welcome | Ack]
+Write = Callable[[Sequence[Numbered]], Awaitable[None]]
+"""Sends messages with their numbers, waiting for the peer's flow control; several only to a
+router that takes batches."""
 
+LINGER_S = 0.005
+"""How long what no router waits for may lie until it shares the next write: room that was not
+asked for, and the word that an attempt was accepted, whose tokens follow."""
 ACK_EVERY = 16
 """Messages after which an acknowledgement does not wait for the next sweep."""
 REMEMBERED_MAX = 4096
@@ -39,10 +45,15 @@ REMEMBERED_MAX = 4096
 class Connection:
     """One stream of a session. It carries what the session's link keeps, in order."""
 
-    def __init__(self, welcome: Welcome, unacked: list[tuple[int, WorkerMessage]]) -> None:
+    def __init__(
+        self, welcome: Welcome, unacked: list[tuple[int, WorkerMessage]], *, batches: bool
+    ) -> None:
+        """`batches`: the router reads several messages at once."""
         self._welcome = welcome
-        self._pending = deque(unacked)
+        self._pending: deque[Numbered] = deque(unacked)
+        self._batches = batches
         self._wake = asyncio.Event()
+        self._linger: asyncio.TimerHandle | None = None
         self._ack: int | None = None
         self._closed = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -51,6 +62,18 @@ class Connection:
     def push(self, number: int, message: WorkerMessage) -> None:
         """Send a message after those before it."""
         self._pending.append((number, message))
+        if _is_awaited(message):
+            self._wake.set()
+        elif self._linger is None:
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._lingered)
+
+    def _stop_linger(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+
+    def _lingered(self) -> None:
+        self._linger = None
         self._wake.set()
 
     def acknowledge(self, number: int) -> None:
@@ -69,23 +92,31 @@ class Connection:
         self._closed = True
         self._pending.clear()
         self._ack = None
+        self._stop_linger()
         self._wake.set()
 
     async def write_all(self, write: Write) -> None:
         """Write until it is closed."""
-        await write(0, self._welcome)
+        await write([(0, self._welcome)])
         while True:
-            while self._pending:
-                number, message = self._pending.popleft()
-                await write(number, message)
-            if self._ack is not None:
-                received, self._ack = self._ack, None
-                await write(0, Ack(received))
-                continue
+            while messages := self._take():
+                await write(messages)
             if self._closed:
                 return
             self._wake.clear()
             await self._wake.wait()
+
+    def _take(self) -> list[Numbered]:
+        """What to write now: everything, if the router reads several messages at once."""
+        if self._pending and not self._batches:
+            return [self._pending.popleft()]
+        self._stop_linger()
+        messages = list(self._pending)
+        self._pending.clear()
+        if self._ack is not None:
+            messages.append((0, Ack(self._ack)))
+            self._ack = None
+        return messages
 
 
 class Session:
@@ -148,13 +179,13 @@ class Session:
             self._acked = self.link.received
             self.connection.acknowledge(self._acked)
 
-    def connect(self, welcome: Welcome) -> Connection:
-        """Go on over a new connection; an older one ends."""
+    def connect(self, welcome: Welcome, *, batches: bool) -> Connection:
+        """Go on over a new connection; an older one ends. `batches`: as its Hello says."""
         if self.connection is not None:
             self.connection.end(
                 ServingError(Reason.CANCELLED, "another connection has taken this session over")
             )
-        self.connection = Connection(welcome, self.link.replay())
+        self.connection = Connection(welcome, self.link.replay(), batches=batches)
         self.broken_at_s = None
         self._acked = welcome.received_number
         return self.connection
@@ -203,6 +234,13 @@ class Session:
     def read(self) -> bool:
         """True if the router has acknowledged all that was sent."""
         return self.link.acked == self.link.sent
+
+
+def _is_awaited(message: WorkerMessage) -> bool:
+    """True if the router or its client waits for a message."""
+    if isinstance(message, Grants):
+        return bool(message.refused) or any(granted.ask_id for granted in message.grants)
+    return not isinstance(message, Accepted)
 
 
 def _invalid(message: str) -> ServingError:

@@ -111,7 +111,8 @@ class Sessions:
             self.reattached += 1
         else:
             session = self._open(hello)
-        return session, session.connect(self._welcome(session, hello))
+        welcome = self._welcome(session, hello)
+        return session, session.connect(welcome, batches=hello.takes_batches)
 
     def _open(self, hello: Hello) -> Session:
         if hello.session_id in self.by_id:
@@ -153,6 +154,7 @@ class Sessions:
             grant_blocks=self._room.grant_blocks,
             model_len_max_tokens=group.model_len_max_tokens,
             blocks_per_rank=group.blocks_per_rank,
+            takes_batches=True,
         )
 
     def drain(self) -> None:

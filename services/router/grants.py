@@ -33,6 +33,8 @@ TTL_MARGIN = 0.25
 """Share of a grant's time to live that is left for the take to reach the worker."""
 ANSWER_GRACE_S = 1.0
 """How long past its patience an ask's refusal may take to arrive."""
+LINGER_S = 0.02
+"""How long what nobody waits for may lie until it shares another message's write."""
 POOL_WAIT_S = 5.0
 """How long a request waits for any worker to be there."""
 LOOK_AGAIN_S = 1.0
@@ -98,7 +100,7 @@ class TakenRoom:
         """Return the grant, once."""
         if not self._spent:
             self._spent = True
-            self._session.post(ReturnGrants((self.grant_id,)))
+            self._session.post(ReturnGrants((self.grant_id,)), LINGER_S)
 
     async def submit(self, submit: Submit, held: "Held", sink: "Sink") -> "Attempt":
         """Spend the grant; return once the worker has accepted, or raise why it has not."""
@@ -261,7 +263,8 @@ class Rooms:
         """Keep a grant for a request: the worker holds it until the request's own time is up."""
         keep_s = need.keep_until.remaining_s(_now_s())
         blocks = min(_blocks(session, need), granted.blocks)
-        session.post(TakeGrant(granted.grant_id, blocks, keep_s))
+        linger_s = min(LINGER_S, granted.ttl_s * TTL_MARGIN / 2)
+        session.post(TakeGrant(granted.grant_id, blocks, keep_s), linger_s)
         return TakenRoom(session, granted)
 
     def _ask(self, waiter: _Waiter) -> None:

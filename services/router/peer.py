@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -36,8 +36,8 @@ class Received(NamedTuple):
 class Connection(Protocol):
     """One call of DecodeService.Session. Every method raises ServingError when it breaks."""
 
-    async def send(self, number: int, message: RouterMessage | Hello | Ack) -> None:
-        """Send one message."""
+    async def send(self, messages: Sequence[tuple[int, RouterMessage | Hello | Ack]]) -> None:
+        """Send messages with their numbers, in order; several only if Welcome takes batches."""
 
     async def receive(self) -> Received | None:
         """The next message, or None once the worker has ended the session."""
@@ -132,7 +132,7 @@ class DecodePeer:
         raise AssertionError("talking ends with an error")
 
     async def _welcome(self, session: Session, connection: Connection) -> Welcome:
-        await connection.send(0, session.hello(self._router_id))
+        await connection.send([(0, session.hello(self._router_id))])
         received = await connection.receive()
         welcome = None if received is None else received.read(session.asked_logprobs)
         if not isinstance(welcome, Welcome):
@@ -164,11 +164,10 @@ class DecodePeer:
 
 
 async def _write(session: Session, connection: Connection) -> None:
-    """Send what the session puts into its outbox."""
+    """Send what the session puts into its outbox, all of it in one write if it can be."""
     while True:
         while session.outbox:
-            number, message = session.outbox.popleft()
-            await connection.send(number, message)
+            await connection.send(session.take_outbox())
         if session.over is not None:
             raise session.over
         session.outbox_filled.clear()

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from services.router.decode_attempt import Attempt, broken
 from services.router.generate import Finish, Sink
-from services.router.grants import GrantFloat
+from services.router.grants import LINGER_S, GrantFloat
 from services.router.held import Held
 from services.router.tally import Tally
 from splitwave.core.errors import Reason, ServingError
@@ -42,7 +42,7 @@ SUBMITS_KEPT_MAX = 6144
 ACK_EVERY = 64
 """Messages after which an acknowledgement is sent at once."""
 ACK_DELAY_S = 0.1
-"""Otherwise this long after the first unacknowledged one."""
+"""Otherwise this long after the first unacknowledged one, or with the next write."""
 
 
 class RoomEvents(Protocol):
@@ -90,6 +90,7 @@ class Session:
         self._heard_at_s = 0.0
         self._acked = 0
         self._ack_timer: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
 
     @property
     def usable(self) -> bool:
@@ -108,14 +109,21 @@ class Session:
 
     # Out: everything below is decided by requests.
 
-    def post(self, message: RouterMessage) -> None:
-        """Number a message and put it into the outbox; dropped if the session is over."""
+    def post(self, message: RouterMessage, linger_s: float = 0.0) -> None:
+        """Number a message and put it into the outbox; dropped if the session is over.
+
+        `linger_s`: how long it may lie there, so that it shares another's write.
+        """
         if self.over is not None:
             return
         if self._kept >= LINK_KEPT_MAX:
             self.end(ServingError(Reason.WORKER_LOST, "the worker stopped acknowledging"))
             return
-        self._put((self._link.send(message), message))
+        self.outbox.append((self._link.send(message), message))
+        if not linger_s:
+            self.outbox_filled.set()
+        elif self._linger is None:
+            self._linger = asyncio.get_running_loop().call_later(linger_s, self._lingered)
 
     def submit(self, submit: Submit, held: Held, sink: Sink) -> Attempt:
         """Send a submission; its answer and its tokens come through the attempt."""
@@ -143,10 +151,11 @@ class Session:
         """The first message of a connection."""
         known = (*self._unanswered, *(x.attempt_id for x in self._slots.values() if x.sink))
         if self.welcome is None:
-            return Hello(router_id=router_id, session_id=self.session_id)
+            return Hello(router_id=router_id, session_id=self.session_id, takes_batches=True)
         return Hello(
             router_id=router_id,
             session_id=self.session_id,
+            takes_batches=True,
             reattach=True,
             epoch=self.welcome.epoch,
             received_number=self._link.received,
@@ -181,7 +190,7 @@ class Session:
         self.tally.lost += bool(self.running)
         self.float.clear()
         self.outbox_filled.set()
-        self._stop_ack_timer()
+        self._stop_timers()
         for attempt in self._unanswered.values():
             attempt.held.lost()
             attempt.answer(error)
@@ -226,7 +235,7 @@ class Session:
                 attempt.end(message.error)
                 attempt.answer(message.error)
                 # Of a submission that it could not read the worker does not know the grant.
-                self.post(ReturnGrants((attempt.grant_id,)))
+                self.post(ReturnGrants((attempt.grant_id,)), LINGER_S)
             case Grants():
                 self._take_grants(message)
 
@@ -332,16 +341,42 @@ class Session:
             self._ack_timer = loop.call_later(ACK_DELAY_S, self._send_ack)
 
     def _send_ack(self) -> None:
-        self._stop_ack_timer()
         if self.connected and self._acked < self._link.received:
-            self._acked = self._link.received
-            self._put((0, Ack(self._acked)))
+            self._add_ack()
+            self.outbox_filled.set()
 
-    def _stop_ack_timer(self) -> None:
+    def _add_ack(self) -> None:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
+        self._acked = self._link.received
+        self.outbox.append((0, Ack(self._acked)))
 
-    def _put(self, numbered: tuple[int, RouterMessage | Ack]) -> None:
-        self.outbox.append(numbered)
+    # The outbox.
+
+    def take_outbox(self) -> list[tuple[int, RouterMessage | Ack]]:
+        """What to write now: all there is, if the worker reads several messages at once.
+
+        An acknowledgement that is due some time goes along.
+        """
+        assert self.welcome is not None
+        if not self.welcome.takes_batches:
+            return [self.outbox.popleft()]
+        if self._acked < self._link.received:
+            self._add_ack()
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        taken = list(self.outbox)
+        self.outbox.clear()
+        return taken
+
+    def _lingered(self) -> None:
+        self._linger = None
         self.outbox_filled.set()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._ack_timer, self._linger):
+            if timer is not None:
+                timer.cancel()
+        self._ack_timer = self._linger = None

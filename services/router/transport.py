@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+import functools
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any  # gRPC's types of requests and responses are generated, and stay in the wire
 
 import grpc.aio
@@ -15,6 +17,7 @@ from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.session import Ack, Hello, RouterMessage
 from splitwave.core.worker import WorkerDescription, WorkerLoad
 from splitwave.runtime.tracing import as_metadata
+from splitwave.wire.batch import responses_in, router_messages_to_proto
 from splitwave.wire.channel import CHANNEL_OPTIONS
 from splitwave.wire.errors import from_rpc_error
 from splitwave.wire.prefill import (
@@ -22,7 +25,7 @@ from splitwave.wire.prefill import (
     prefill_result_from_proto,
     release_request,
 )
-from splitwave.wire.session import router_message_to_proto, worker_message_from_proto
+from splitwave.wire.session import worker_message_from_proto
 from splitwave.wire.stubs import decode_stub, prefill_stub, worker_stub
 from splitwave.wire.worker import (
     describe_request,
@@ -37,24 +40,27 @@ class GrpcSession:
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
         self._call = call
+        self._came: deque[Any] = deque()
+        """Messages of the last read that were not asked for yet."""
 
-    async def send(self, number: int, message: RouterMessage | Hello | Ack) -> None:
-        """Send one message, in pieces if it is large."""
-        for request in router_message_to_proto(number, message):
+    async def send(self, messages: Sequence[tuple[int, RouterMessage | Hello | Ack]]) -> None:
+        """Send messages, in pieces if one is large."""
+        for request in router_messages_to_proto(messages):
             with _failures():
                 await self._call.write(request)
 
     async def receive(self) -> Received | None:
         """The next message, or None once the worker has ended the session."""
-        with _failures():
-            response: Any = await self._call.read()  # raises the status of a call that failed
-        if response is grpc.aio.EOF:
-            return None
-
-        def read(asked: Callable[[int], bool]) -> object:
-            return worker_message_from_proto(response, asked)
-
-        return Received(response.number, read)
+        if not self._came:
+            with _failures():
+                response: Any = await self._call.read()  # raises the status of a call that failed
+            if response is grpc.aio.EOF:
+                return None
+            self._came.extend(responses_in(response))
+            if not self._came:
+                raise ServingError(Reason.INTERNAL, "batch: empty: a worker broke the contract")
+        came = self._came.popleft()
+        return Received(came.number, functools.partial(worker_message_from_proto, came))
 
 
 @contextlib.asynccontextmanager

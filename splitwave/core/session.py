@@ -89,6 +89,7 @@ class Hello:
     epoch: int = 0
     received_number: int = 0
     attempt_ids: tuple[str, ...] = ()
+    takes_batches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,7 @@ class Welcome:
     grant_blocks: int
     model_len_max_tokens: int
     blocks_per_rank: int
+    takes_batches: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,9 @@ class SessionRequest(_message.Message):
     CANCEL_ASK_FIELD_NUMBER: _builtins.int
     TAKE_FIELD_NUMBER: _builtins.int
     RETURN_GRANTS_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Counts numbered messages from 1; 0 for hello and ack, which are not replayed."""
+    """Counts numbered messages from 1; 0 for hello and ack, which are not replayed, and for batch."""
     @_builtins.property
     def hello(self) -> Global___Hello:
         """First message of each connection."""
@@ -76,6 +77,10 @@ class SessionRequest(_message.Message):
     def return_grants(self) -> Global___ReturnGrants:
         """Gives grants back."""
 
+    @_builtins.property
+    def batch(self) -> Global___SessionRequestBatch:
+        """Several messages in one, to a worker whose Welcome takes batches."""
+
     def __init__(
         self,
         *,
@@ -89,16 +94,43 @@ class SessionRequest(_message.Message):
         cancel_ask: Global___CancelAsk | None = ...,
         take: Global___TakeGrant | None = ...,
         return_grants: Global___ReturnGrants | None = ...,
+        batch: Global___SessionRequestBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ask", b"ask", "body", b"body", "cancel", b"cancel", "cancel_ask", b"cancel_ask", "hello", b"hello", "return_grants", b"return_grants", "submit", b"submit", "submit_chunk", b"submit_chunk", "take", b"take"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ask", b"ask", "batch", b"batch", "body", b"body", "cancel", b"cancel", "cancel_ask", b"cancel_ask", "hello", b"hello", "return_grants", b"return_grants", "submit", b"submit", "submit_chunk", b"submit_chunk", "take", b"take"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ask", b"ask", "body", b"body", "cancel", b"cancel", "cancel_ask", b"cancel_ask", "hello", b"hello", "number", b"number", "return_grants", b"return_grants", "submit", b"submit", "submit_chunk", b"submit_chunk", "take", b"take"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "ask", b"ask", "batch", b"batch", "body", b"body", "cancel", b"cancel", "cancel_ask", b"cancel_ask", "hello", b"hello", "number", b"number", "return_grants", b"return_grants", "submit", b"submit", "submit_chunk", b"submit_chunk", "take", b"take"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "ack", "submit", "submit_chunk", "cancel", "ask", "cancel_ask", "take", "return_grants"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "ack", "submit", "submit_chunk", "cancel", "ask", "cancel_ask", "take", "return_grants", "batch"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
+
+@_typing.final
+class SessionRequestBatch(_message.Message):
+    """SessionRequestBatch holds messages that were ready together, in order: a write costs what it
+    costs, whatever is in it. Each has the number that it would have alone; the batch has 0.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionRequest]:
+        """The messages; none of them is a batch."""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___SessionRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionRequestBatch: _TypeAlias = SessionRequestBatch  # noqa: Y015
 
 @_typing.final
 class SessionResponse(_message.Message):
@@ -113,8 +145,9 @@ class SessionResponse(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Counts numbered messages from 1; 0 for welcome and ack, which are not replayed."""
+    """Counts numbered messages from 1; 0 for welcome and ack, which are not replayed, and for batch."""
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """First message of each connection."""
@@ -139,6 +172,10 @@ class SessionResponse(_message.Message):
     def frame(self) -> Global___Frame:
         """Tokens and ends of one lock-step."""
 
+    @_builtins.property
+    def batch(self) -> Global___SessionResponseBatch:
+        """Several messages in one, to a router whose Hello takes batches."""
+
     def __init__(
         self,
         *,
@@ -149,16 +186,41 @@ class SessionResponse(_message.Message):
         accepted: Global___Accepted | None = ...,
         refused: Global___Refused | None = ...,
         frame: Global___Frame | None = ...,
+        batch: Global___SessionResponseBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ack", b"ack", "body", b"body", "frame", b"frame", "grants", b"grants", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ack", b"ack", "batch", b"batch", "body", b"body", "frame", b"frame", "grants", b"grants", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ack", b"ack", "body", b"body", "frame", b"frame", "grants", b"grants", "number", b"number", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ack", b"ack", "batch", b"batch", "body", b"body", "frame", b"frame", "grants", b"grants", "number", b"number", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "grants", "accepted", "refused", "frame"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "grants", "accepted", "refused", "frame", "batch"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class SessionResponseBatch(_message.Message):
+    """SessionResponseBatch holds messages that were ready together, as SessionRequestBatch does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionResponse]:
+        """The messages; none of them is a batch."""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___SessionResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionResponseBatch: _TypeAlias = SessionResponseBatch  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
@@ -172,6 +234,7 @@ class Hello(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     RECEIVED_NUMBER_FIELD_NUMBER: _builtins.int
     ATTEMPT_IDS_FIELD_NUMBER: _builtins.int
+    TAKES_BATCHES_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """The router, for logs and fair shares."""
     session_id: _builtins.str
@@ -182,6 +245,8 @@ class Hello(_message.Message):
     """Reattach: the epoch that the session was opened at."""
     received_number: _builtins.int
     """Reattach: highest number received from the worker."""
+    takes_batches: _builtins.bool
+    """True if this router reads batches."""
     @_builtins.property
     def attempt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Reattach: attempts that the router believes to be with this worker."""
@@ -195,10 +260,11 @@ class Hello(_message.Message):
         epoch: _builtins.int = ...,
         received_number: _builtins.int = ...,
         attempt_ids: _abc.Iterable[_builtins.str] | None = ...,
+        takes_batches: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_ids", b"attempt_ids", "epoch", b"epoch", "reattach", b"reattach", "received_number", b"received_number", "router_id", b"router_id", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_ids", b"attempt_ids", "epoch", b"epoch", "reattach", b"reattach", "received_number", b"received_number", "router_id", b"router_id", "session_id", b"session_id", "takes_batches", b"takes_batches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -222,6 +288,7 @@ class Welcome(_message.Message):
     GRANT_BLOCKS_FIELD_NUMBER: _builtins.int
     MODEL_LEN_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCKS_PER_RANK_FIELD_NUMBER: _builtins.int
+    TAKES_BATCHES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker."""
     group_id: _builtins.str
@@ -242,6 +309,8 @@ class Welcome(_message.Message):
     """The longest request, prompt and completion together."""
     blocks_per_rank: _builtins.int
     """Blocks of one rank: no request can have more."""
+    takes_batches: _builtins.bool
+    """True if this worker reads batches."""
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptState]:
         """For each of Hello.attempt_ids, whether it is known here."""
@@ -265,10 +334,11 @@ class Welcome(_message.Message):
         grant_blocks: _builtins.int = ...,
         model_len_max_tokens: _builtins.int = ...,
         blocks_per_rank: _builtins.int = ...,
+        takes_batches: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reattach", b"reattach"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "block_size_tokens", b"block_size_tokens", "blocks_per_rank", b"blocks_per_rank", "epoch", b"epoch", "grant_blocks", b"grant_blocks", "group_id", b"group_id", "kv_layout", b"kv_layout", "model_len_max_tokens", b"model_len_max_tokens", "reattach", b"reattach", "reattached", b"reattached", "received_number", b"received_number", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "block_size_tokens", b"block_size_tokens", "blocks_per_rank", b"blocks_per_rank", "epoch", b"epoch", "grant_blocks", b"grant_blocks", "group_id", b"group_id", "kv_layout", b"kv_layout", "model_len_max_tokens", b"model_len_max_tokens", "reattach", b"reattach", "reattached", b"reattached", "received_number", b"received_number", "takes_batches", b"takes_batches", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,7 +4,7 @@ Numbers are the link's (`splitwave.core.session.Link`): the sender numbers a mes
 once, also if it travels in pieces, and Hello, Welcome and Ack have number 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.session import (
@@ -89,8 +89,21 @@ class RouterMessages:
     def __init__(self) -> None:
         self._pieces = Pieces()
 
+    def read(self, request: pb.SessionRequest) -> Iterator[tuple[int, FromRouter]]:
+        """The whole messages in what came, one by one, with their numbers. Raises as `feed` does.
+
+        Take each before the next is read: those before a faulty one count.
+        """
+        batched = request.WhichOneof("body") == "batch"
+        if batched and request.number:
+            raise _invalid(f"number: {request.number} with batch; its messages have their own")
+        for each in request.batch.messages if batched else (request,):
+            message = self.feed(each)
+            if message is not None:
+                yield message
+
     def feed(self, request: pb.SessionRequest) -> tuple[int, FromRouter] | None:
-        """Return a message with its number, or None if pieces of it are still to come.
+        """Return one message with its number, or None if pieces of it are still to come.
 
         The caller gives the number to its link, which says whether the message is a
         repeat; 0 is for Hello and Ack. What is wrong with a submission comes as
@@ -100,6 +113,8 @@ class RouterMessages:
         kind = request.WhichOneof("body")
         if kind is None:
             raise _invalid("body: absent, or a message of a newer version; send one of ours")
+        if kind == "batch":
+            raise _invalid("batch: within a batch; put its messages side by side")
         if (request.number == 0) is not (kind in ("hello", "ack")):
             raise _invalid(f"number: {request.number} with {kind}; count all but hello and ack")
         message = self._read(kind, request)
@@ -145,6 +160,7 @@ def _hello_to_proto(hello: Hello) -> pb.Hello:
         epoch=hello.epoch,
         received_number=hello.received_number,
         attempt_ids=hello.attempt_ids,
+        takes_batches=hello.takes_batches,
     )
 
 
@@ -159,6 +175,7 @@ def _hello_from_proto(message: pb.Hello) -> Hello:
         epoch=message.epoch,
         received_number=message.received_number,
         attempt_ids=tuple(message.attempt_ids),
+        takes_batches=message.takes_batches,
     )
 
 
@@ -230,6 +247,7 @@ def _welcome_to_proto(welcome: Welcome) -> pb.Welcome:
         grant_blocks=welcome.grant_blocks,
         model_len_max_tokens=welcome.model_len_max_tokens,
         blocks_per_rank=welcome.blocks_per_rank,
+        takes_batches=welcome.takes_batches,
     )
 
 
@@ -250,6 +268,7 @@ def _welcome_from_proto(message: pb.Welcome) -> Welcome:
         grant_blocks=message.grant_blocks,
         model_len_max_tokens=message.model_len_max_tokens,
         blocks_per_rank=message.blocks_per_rank,
+        takes_batches=message.takes_batches,
     )
 
 

@@ -34,6 +34,7 @@ from splitwave.core.session import (
 )
 from splitwave.core.worker import LeaseCounts, RankCounters, Role, WorkerDescription, WorkerLoad
 from splitwave.v1alpha1 import decode_service_pb2, prefill_service_pb2, worker_service_pb2
+from splitwave.wire.batch import responses_in, router_messages_to_proto, worker_messages_to_proto
 from splitwave.wire.errors import to_status
 from splitwave.wire.prefill import (
     prefill_call_from_proto,
@@ -75,8 +76,13 @@ class Golden:
         """What today's code reads in `data`."""
         message = type(self.proto).FromString(data)
         match message:
+            case decode_service_pb2.SessionRequest(number=0) if message.HasField("batch"):
+                return list(RouterMessages().read(message))
             case decode_service_pb2.SessionRequest():
                 return RouterMessages().feed(message)
+            case decode_service_pb2.SessionResponse(number=0) if message.HasField("batch"):
+                read = worker_message_from_proto
+                return [(each.number, read(each, even)) for each in responses_in(message)]
             case decode_service_pb2.SessionResponse():
                 return message.number, worker_message_from_proto(message, even)
             case prefill_service_pb2.PrefillRequest():
@@ -262,10 +268,15 @@ def _worker(name: str, core: Any) -> Golden:
     return Golden(name, (proto.number, core), proto)
 
 
+ROUTER_BATCH: Any = [(7, ROUTER["take"]), (8, ROUTER["submit"]), (0, ROUTER["router_ack"])]
+WORKER_BATCH: Any = [(7, WORKER["accepted"]), (8, WORKER["frame"]), (0, WORKER["worker_ack"])]
+
 _OBSERVATION = observation_to_proto(3, LOAD)
 GOLDEN = [
     *(_router(name, core) for name, core in ROUTER.items()),
     *(_worker(name, core) for name, core in WORKER.items()),
+    Golden("router_batch", ROUTER_BATCH, next(router_messages_to_proto(ROUTER_BATCH))),
+    Golden("worker_batch", WORKER_BATCH, next(worker_messages_to_proto(WORKER_BATCH))),
     Golden("prefill_call", CALL, prefill_call_to_proto(CALL)),
     Golden("prefill_held", HELD, prefill_result_to_proto(HELD)),
     Golden("prefill_ended", ENDED, prefill_result_to_proto(ENDED)),

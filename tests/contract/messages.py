@@ -167,6 +167,7 @@ hellos = st.builds(
     epoch=uint64,
     received_number=uint64,
     attempt_ids=names,
+    takes_batches=st.booleans(),
 )
 acks = st.builds(Ack, uint64)
 router_messages = st.one_of(
@@ -192,6 +193,7 @@ welcomes = st.builds(
     grant_blocks=positive,
     model_len_max_tokens=positive,
     blocks_per_rank=positive,
+    takes_batches=st.booleans(),
 )
 granted = st.builds(Granted, name, uint32, positive, seconds, text)
 grants = st.builds(

@@ -10,6 +10,8 @@ and restart workers, and lose calls. It asserts I2 and I6 where they could break
 
 import asyncio
 import contextlib
+import functools
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
@@ -28,6 +30,12 @@ from splitwave.core.worker import WorkerDescription, WorkerLoad
 from splitwave.engine.port import EngineDied
 from splitwave.engine.sim import SimEngine, SimFabric, SimSettings, start_sim_group
 from splitwave.runtime.watch import watch
+from splitwave.v1alpha1 import decode_service_pb2 as pb
+from splitwave.wire.batch import (
+    responses_in,
+    router_messages_to_proto,
+    worker_messages_to_proto,
+)
 from splitwave.wire.prefill import (
     prefill_call_from_proto,
     prefill_call_to_proto,
@@ -37,9 +45,7 @@ from splitwave.wire.prefill import (
 from splitwave.wire.session import (
     FromRouter,
     RouterMessages,
-    router_message_to_proto,
     worker_message_from_proto,
-    worker_message_to_proto,
 )
 from tests.sim.weather import Pipe, Weather, lost, now_s
 from tests.unit.traced import NO_TRACES, Traces
@@ -51,14 +57,16 @@ class Connection:
     def __init__(self, worker: DecodeWorker, weather: Weather) -> None:
         self._up: Pipe[object] = Pipe(weather)
         self._down: Pipe[object] = Pipe(weather)
+        self._came: deque[pb.SessionResponse] = deque()
         self._worker = worker
         self.error: ServingError | None = None
         self.serving = asyncio.create_task(self._serve(), name="network: session")
 
     async def _serve(self) -> None:
-        async def write(number: int, message: WorkerMessage | Welcome | Ack) -> None:
-            self._down.put(worker_message_to_proto(number, message))
-            await asyncio.sleep(0)
+        async def write(messages: Sequence[tuple[int, WorkerMessage | Welcome | Ack]]) -> None:
+            for response in worker_messages_to_proto(messages):
+                self._down.put(response)
+                await asyncio.sleep(0)
 
         try:
             await self._worker.session(self._incoming(), write)
@@ -71,8 +79,7 @@ class Connection:
     async def _incoming(self) -> AsyncIterator[tuple[int, FromRouter]]:
         reader = RouterMessages()
         while (request := await self._up.get()) is not None:
-            message = reader.feed(request)  # type: ignore[arg-type]  # what `send` put there
-            if message is not None:
+            for message in reader.read(request):  # type: ignore[arg-type]  # what `send` put there
                 yield message
 
     def reset(self) -> None:
@@ -86,25 +93,23 @@ class Connection:
         """The worker's process hangs: nothing is read or sent, and the connection stands."""
         self._up.hole = self._down.hole = True
 
-    async def send(self, number: int, message: RouterMessage | Hello | Ack) -> None:
+    async def send(self, messages: Sequence[tuple[int, RouterMessage | Hello | Ack]]) -> None:
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
-        for request in router_message_to_proto(number, message):
+        for request in router_messages_to_proto(messages):
             self._up.put(request)
 
     async def receive(self) -> Received | None:
-        response = await self._down.get()
-        if response is None:
-            if self.error is not None:
-                raise self.error
-            return None
-        number: int = response.number  # type: ignore[attr-defined]  # what `write` put there
-
-        def read(asked: Callable[[int], bool]) -> object:
-            return worker_message_from_proto(response, asked)  # type: ignore[arg-type]  # what `write` put there
-
-        return Received(number, read)
+        if not self._came:
+            response = await self._down.get()
+            if response is None:
+                if self.error is not None:
+                    raise self.error
+                return None
+            self._came.extend(responses_in(response))  # type: ignore[arg-type]  # what `write` put there
+        came = self._came.popleft()
+        return Received(came.number, functools.partial(worker_message_from_proto, came))
 
 
 class DecodeNode:

@@ -1,7 +1,7 @@
 """A router written by hand: it says what a test tells it to, and keeps all that it hears."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from splitwave.core.errors import ServingError
@@ -125,9 +125,10 @@ class HandRouter:
 
     # What the router hears.
 
-    async def write(self, number: int, message: FromWorker) -> None:
-        """Take one message of the worker."""
-        self.hear(number, message)
+    async def write(self, messages: Sequence[tuple[int, FromWorker]]) -> None:
+        """Take messages of the worker."""
+        for number, message in messages:
+            self.hear(number, message)
 
     def hear(self, number: int, message: FromWorker) -> None:
         """Take one message; repeats are dropped and counted."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -28,7 +28,7 @@ class Wire:
         """Say nothing but Welcome."""
         del self._said[1:]
 
-    async def send(self, number: int, message: RouterMessage | Hello | Ack) -> None: ...
+    async def send(self, messages: Sequence[tuple[int, RouterMessage | Hello | Ack]]) -> None: ...
 
     async def receive(self) -> Received | None:
         if not self._said:
@@ -74,8 +74,10 @@ def test_a_decode_worker_that_breaks_the_contract_gets_a_new_session(
 def test_a_session_that_is_over_is_replaced_though_its_worker_reads_nothing() -> None:
     async def scenario() -> None:
         class Full(Wire):
-            async def send(self, number: int, message: RouterMessage | Hello | Ack) -> None:
-                if number:
+            async def send(
+                self, messages: Sequence[tuple[int, RouterMessage | Hello | Ack]]
+            ) -> None:
+                if any(number for number, _ in messages):
                     await asyncio.sleep(3600.0)  # Flow control: the worker's process hangs.
 
         @contextlib.asynccontextmanager
