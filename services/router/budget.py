@@ -58,7 +58,16 @@ class Admission:
 
     @contextmanager
     def admit(self, count: int = 1) -> Iterator[None]:
-        """Count some until the block ends, all or none. Raises OVERLOADED or WORKER_DRAINING."""
+        """Count some until the block ends, all or none.
+
+        Raises OVERLOADED or WORKER_DRAINING; INVALID_REQUEST for more than are ever served at once.
+        """
+        if count > self.live_max:
+            raise ServingError(
+                Reason.INVALID_REQUEST,
+                f"n: {count} completions at once are more than the {self.live_max} that this"
+                " router ever serves; ask for fewer",
+            )
         error = self._why_not(count)
         if error is not None:
             self.refused[error.reason] += 1

@@ -135,7 +135,8 @@ async def test_half_a_head_behind_a_whole_request_is_not_waited_for_either(
 async def test_a_body_that_does_not_come_is_told_so(hasty: RouterStack) -> None:
     async with connected(hasty) as client:
         await client.send(asked(BODY)[:-5])
-        said = await client.reader.readuntil(b"}}")
+        async with asyncio.timeout(SOON_S):
+            said = await client.reader.readuntil(b"}}")
 
     status, answer = answer_of(said)
     assert (status, answer["error"]["type"]) == (408, "invalid_request_error")

@@ -65,3 +65,15 @@ def test_nobody_is_let_in_once_it_is_closed() -> None:
         pass
 
     assert refused.value.reason is Reason.WORKER_DRAINING
+
+
+def test_more_than_can_ever_be_live_is_no_matter_of_waiting() -> None:
+    admission = Admission(live_max=3)
+
+    with pytest.raises(ServingError, match=r"^n: 4 completions") as refused, admission.admit(4):
+        pass
+
+    assert (refused.value.reason, refused.value.retry_after_s) == (Reason.INVALID_REQUEST, None)
+    assert admission.refused.total() == 0, "nor of load"
+    with admission.admit(3):
+        pass
