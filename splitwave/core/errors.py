@@ -27,6 +27,8 @@ class Reason(enum.StrEnum):
     REQUEST_QUARANTINED = enum.auto()
     RESUME_BUDGET_EXHAUSTED = enum.auto()
     INTERNAL = enum.auto()
+    OUTSIDE_ENVELOPE = enum.auto()
+    GROUP_DECERTIFIED = enum.auto()
 
     @property
     def worker_elsewhere(self) -> bool:
@@ -47,6 +49,7 @@ _WORKER_ELSEWHERE = frozenset(
         Reason.WORKER_DRAINING,
         Reason.WORKER_LOST,
         Reason.EPOCH_MISMATCH,
+        Reason.GROUP_DECERTIFIED,
     }
 )
 

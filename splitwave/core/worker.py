@@ -4,6 +4,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from splitwave.core.envelope import Envelope
+from splitwave.core.mode_guard import Standing, StepViolation
 from splitwave.core.wave_record import WaveStatus
 
 
@@ -49,6 +51,7 @@ class WorkerLoad:
     """True once every rank has stepped and none has died."""
     seats_held: tuple[int, ...] = ()
     """Decode: those of `seats_used` in which an attempt sits."""
+    standing: Standing = Standing.UNCERTIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,22 @@ class LeaseCounts:
     released: int = 0
     expired: int = 0
     live: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certification:
+    """What a group is certified for. How it stands changes, and is part of its load."""
+
+    certificate_id: str = ""
+    """Empty without a certificate."""
+    level: str = ""
+    """`smoke` or `full`; empty without a certificate."""
+    refusal: str = ""
+    """Without a certificate: why not."""
+    envelope: Envelope | None = None
+    violations: Sequence[StepViolation] = ()
+    """The first steps outside the mode in this epoch."""
+    violating_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +100,7 @@ class WorkerDescription:
     batch_max_tokens: int
     kv_layout: str
     uncertified: bool = False
+    certification: Certification = field(default_factory=Certification)
     versions: Mapping[str, str] = field(default_factory=dict)
     load: WorkerLoad = field(default_factory=WorkerLoad)
     rank_counters: Sequence[RankCounters] = ()

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from splitwave.core.errors import Reason
 from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
+from splitwave.core.mode_guard import StepViolation
 from splitwave.core.strict_json import Scalar
 from splitwave.core.wave_record import WaveStatus
 from splitwave.core.wave_segment import WaveSegment
@@ -153,6 +154,8 @@ class StepOutputs:
     pulls_ended: Sequence[str] = ()
     """Decode: requests that were aborted before their first output and of whose handoff nothing
     is read any more, since the transfer has ended or never began. Once each."""
+    violations: Sequence[StepViolation] = ()
+    """Steps of this rank outside the group's mode, as it recorded them. Once each."""
 
 
 class Engine(Protocol):

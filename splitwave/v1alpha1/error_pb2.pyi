@@ -68,6 +68,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The router spent its budget of resumes."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 21
     """A bug. The message names the broken invariant."""
+    ERROR_REASON_OUTSIDE_ENVELOPE: _ErrorReason.ValueType  # 22
+    """No group is certified for the request; the message names the limit."""
+    ERROR_REASON_GROUP_DECERTIFIED: _ErrorReason.ValueType  # 23
+    """The group has run a step outside its mode and gives its work up."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the closed catalogue of failures. An RPC that fails carries it
@@ -119,6 +123,10 @@ ERROR_REASON_RESUME_BUDGET_EXHAUSTED: ErrorReason.ValueType  # 20
 """The router spent its budget of resumes."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 21
 """A bug. The message names the broken invariant."""
+ERROR_REASON_OUTSIDE_ENVELOPE: ErrorReason.ValueType  # 22
+"""No group is certified for the request; the message names the limit."""
+ERROR_REASON_GROUP_DECERTIFIED: ErrorReason.ValueType  # 23
+"""The group has run a step outside its mode and gives its work up."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -20,6 +20,38 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _GroupStanding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GroupStandingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GroupStanding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GROUP_STANDING_UNSPECIFIED: _GroupStanding.ValueType  # 0
+    """Not said, as by a worker of an earlier version: uncertified."""
+    GROUP_STANDING_CERTIFIED: _GroupStanding.ValueType  # 1
+    """It has a valid certificate, and has run no step outside its mode."""
+    GROUP_STANDING_UNCERTIFIED: _GroupStanding.ValueType  # 2
+    """It serves without a valid certificate, because it was told to."""
+    GROUP_STANDING_DECERTIFIED: _GroupStanding.ValueType  # 3
+    """It has run a step outside its mode and takes no new work in this epoch."""
+    GROUP_STANDING_DEGRADED: _GroupStanding.ValueType  # 4
+    """As decertified, but it serves on: too many groups of its pool are out."""
+
+class GroupStanding(_GroupStanding, metaclass=_GroupStandingEnumTypeWrapper):
+    """GroupStanding says what a group's service is worth."""
+
+GROUP_STANDING_UNSPECIFIED: GroupStanding.ValueType  # 0
+"""Not said, as by a worker of an earlier version: uncertified."""
+GROUP_STANDING_CERTIFIED: GroupStanding.ValueType  # 1
+"""It has a valid certificate, and has run no step outside its mode."""
+GROUP_STANDING_UNCERTIFIED: GroupStanding.ValueType  # 2
+"""It serves without a valid certificate, because it was told to."""
+GROUP_STANDING_DECERTIFIED: GroupStanding.ValueType  # 3
+"""It has run a step outside its mode and takes no new work in this epoch."""
+GROUP_STANDING_DEGRADED: GroupStanding.ValueType  # 4
+"""As decertified, but it serves on: too many groups of its pool are out."""
+Global___GroupStanding: _TypeAlias = GroupStanding  # noqa: Y015
+
 class _WorkerRole:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -43,6 +75,214 @@ WORKER_ROLE_PREFILL: WorkerRole.ValueType  # 1
 WORKER_ROLE_DECODE: WorkerRole.ValueType  # 2
 """Continues generations."""
 Global___WorkerRole: _TypeAlias = WorkerRole  # noqa: Y015
+
+class _Judgement:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _JudgementEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Judgement.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    JUDGEMENT_UNSPECIFIED: _Judgement.ValueType  # 0
+    """Never sent."""
+    JUDGEMENT_DRAIN: _Judgement.ValueType  # 1
+    """Finish what runs, end the epoch, start again and pass the self-check."""
+    JUDGEMENT_SERVE_ON: _Judgement.ValueType  # 2
+    """Take new work again, marked as degraded."""
+
+class Judgement(_Judgement, metaclass=_JudgementEnumTypeWrapper):
+    """Judgement says what becomes of a decertified group."""
+
+JUDGEMENT_UNSPECIFIED: Judgement.ValueType  # 0
+"""Never sent."""
+JUDGEMENT_DRAIN: Judgement.ValueType  # 1
+"""Finish what runs, end the epoch, start again and pass the self-check."""
+JUDGEMENT_SERVE_ON: Judgement.ValueType  # 2
+"""Take new work again, marked as degraded."""
+Global___Judgement: _TypeAlias = Judgement  # noqa: Y015
+
+@_typing.final
+class Certification(_message.Message):
+    """Certification is what a group is certified for, and how it stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_ID_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    ENVELOPE_FIELD_NUMBER: _builtins.int
+    VIOLATIONS_FIELD_NUMBER: _builtins.int
+    VIOLATING_STEPS_FIELD_NUMBER: _builtins.int
+    certificate_id: _builtins.str
+    """Name of the certificate; empty without one."""
+    level: _builtins.str
+    """smoke or full; empty without one."""
+    refusal: _builtins.str
+    """Without one: why not."""
+    violating_steps: _builtins.int
+    """All of them."""
+    @_builtins.property
+    def envelope(self) -> Global___Envelope:
+        """What the group is certified for; absent without a certificate."""
+
+    @_builtins.property
+    def violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepViolation]:
+        """The first steps outside the mode in this epoch."""
+
+    def __init__(
+        self,
+        *,
+        certificate_id: _builtins.str = ...,
+        level: _builtins.str = ...,
+        refusal: _builtins.str = ...,
+        envelope: Global___Envelope | None = ...,
+        violations: _abc.Iterable[Global___StepViolation] | None = ...,
+        violating_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_id", b"certificate_id", "envelope", b"envelope", "level", b"level", "refusal", b"refusal", "violating_steps", b"violating_steps", "violations", b"violations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Certification: _TypeAlias = Certification  # noqa: Y015
+
+@_typing.final
+class Envelope(_message.Message):
+    """Envelope is what a mode was proved for. Sizes are of one rank unless they say otherwise."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
+    CAPTURE_GRID_FIELD_NUMBER: _builtins.int
+    STEP_MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    SEATS_MAX_FIELD_NUMBER: _builtins.int
+    PROMPT_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    ranks: _builtins.int
+    """Data-parallel ranks of the group."""
+    tensor_parallel: _builtins.int
+    """Workers of one rank."""
+    step_min_tokens: _builtins.int
+    """Tokens of a step below which the mode is not at its best; for placement."""
+    step_max_tokens: _builtins.int
+    """Most tokens of a step."""
+    seats_max: _builtins.int
+    """Most requests that step at once."""
+    prompt_max_tokens: _builtins.int
+    """Longest prompt."""
+    sequence_max_tokens: _builtins.int
+    """Longest prompt and output together."""
+    output_max_tokens: _builtins.int
+    """Longest output."""
+    @_builtins.property
+    def capture_grid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Captured or warmed-up batch sizes, ascending; none in an eager mode."""
+
+    @_builtins.property
+    def sampling(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Sampling features that were proved, by name."""
+
+    def __init__(
+        self,
+        *,
+        ranks: _builtins.int = ...,
+        tensor_parallel: _builtins.int = ...,
+        capture_grid: _abc.Iterable[_builtins.int] | None = ...,
+        step_min_tokens: _builtins.int = ...,
+        step_max_tokens: _builtins.int = ...,
+        seats_max: _builtins.int = ...,
+        prompt_max_tokens: _builtins.int = ...,
+        sequence_max_tokens: _builtins.int = ...,
+        output_max_tokens: _builtins.int = ...,
+        sampling: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_grid", b"capture_grid", "output_max_tokens", b"output_max_tokens", "prompt_max_tokens", b"prompt_max_tokens", "ranks", b"ranks", "sampling", b"sampling", "seats_max", b"seats_max", "sequence_max_tokens", b"sequence_max_tokens", "step_max_tokens", b"step_max_tokens", "step_min_tokens", b"step_min_tokens", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Envelope: _TypeAlias = Envelope  # noqa: Y015
+
+@_typing.final
+class StepViolation(_message.Message):
+    """StepViolation is one executed step of a kind that the group's mode does not name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """The rank that ran it."""
+    step: _builtins.int
+    """Which of its steps, counted from 1, dummy steps included."""
+    kind: _builtins.str
+    """Its kind."""
+    tokens: _builtins.int
+    """Tokens computed for requests; 0 in a dummy step."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ViolatingRequest]:
+        """Its requests, at most 64."""
+
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        step: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        requests: _abc.Iterable[Global___ViolatingRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "rank", b"rank", "requests", b"requests", "step", b"step", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepViolation: _TypeAlias = StepViolation  # noqa: Y015
+
+@_typing.final
+class ViolatingRequest(_message.Message):
+    """ViolatingRequest is one request of such a step. It holds no text and no token ids."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LENGTH_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    engine_request_id: _builtins.str
+    """Its id in the engine."""
+    length_tokens: _builtins.int
+    """Prompt and output so far."""
+    step_tokens: _builtins.int
+    """Tokens of it that the step computed."""
+    @_builtins.property
+    def sampling(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the sampling features that it uses."""
+
+    def __init__(
+        self,
+        *,
+        engine_request_id: _builtins.str = ...,
+        length_tokens: _builtins.int = ...,
+        step_tokens: _builtins.int = ...,
+        sampling: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_request_id", b"engine_request_id", "length_tokens", b"length_tokens", "sampling", b"sampling", "step_tokens", b"step_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ViolatingRequest: _TypeAlias = ViolatingRequest  # noqa: Y015
 
 @_typing.final
 class DescribeWorkerRequest(_message.Message):
@@ -113,6 +353,7 @@ class DescribeWorkerResponse(_message.Message):
     LEASE_TTL_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     WAVES_FIELD_NUMBER: _builtins.int
+    CERTIFICATION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Unique in the deployment."""
     role: Global___WorkerRole.ValueType
@@ -167,6 +408,10 @@ class DescribeWorkerResponse(_message.Message):
     def waves(self) -> Global___WaveStatus:
         """The waves of its ranks; absent if nobody coordinates them, as with one rank alone."""
 
+    @_builtins.property
+    def certification(self) -> Global___Certification:
+        """What the group is certified for."""
+
     def __init__(
         self,
         *,
@@ -191,10 +436,11 @@ class DescribeWorkerResponse(_message.Message):
         lease_ttl: _duration_pb2.Duration | None = ...,
         leases: Global___LeaseCounts | None = ...,
         waves: Global___WaveStatus | None = ...,
+        certification: Global___Certification | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_ttl", b"lease_ttl", "leases", b"leases", "load", b"load", "waves", b"waves"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certification", b"certification", "lease_ttl", b"lease_ttl", "leases", b"leases", "load", b"load", "waves", b"waves"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max_tokens", b"batch_max_tokens", "block_bytes", b"block_bytes", "block_size_tokens", b"block_size_tokens", "blocks_per_rank", b"blocks_per_rank", "epoch", b"epoch", "group_id", b"group_id", "kv_layout", b"kv_layout", "lease_ttl", b"lease_ttl", "leases", b"leases", "load", b"load", "mode", b"mode", "model", b"model", "model_len_max_tokens", b"model_len_max_tokens", "rank_counters", b"rank_counters", "ranks", b"ranks", "role", b"role", "seats_per_rank", b"seats_per_rank", "uncertified", b"uncertified", "versions", b"versions", "waves", b"waves", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max_tokens", b"batch_max_tokens", "block_bytes", b"block_bytes", "block_size_tokens", b"block_size_tokens", "blocks_per_rank", b"blocks_per_rank", "certification", b"certification", "epoch", b"epoch", "group_id", b"group_id", "kv_layout", b"kv_layout", "lease_ttl", b"lease_ttl", "leases", b"leases", "load", b"load", "mode", b"mode", "model", b"model", "model_len_max_tokens", b"model_len_max_tokens", "rank_counters", b"rank_counters", "ranks", b"ranks", "role", b"role", "seats_per_rank", b"seats_per_rank", "uncertified", b"uncertified", "versions", b"versions", "waves", b"waves", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,12 +459,15 @@ class WorkerLoad(_message.Message):
     ASKS_WAITING_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     SEATS_HELD_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     """True once it takes no new work."""
     asks_waiting: _builtins.int
     """Decode: asks waiting for room."""
     ready: _builtins.bool
     """True once every rank has stepped and none has died."""
+    standing: Global___GroupStanding.ValueType
+    """How the group stands."""
     @_builtins.property
     def queued_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prefill: prompt tokens queued or being computed, by rank."""
@@ -245,10 +494,11 @@ class WorkerLoad(_message.Message):
         asks_waiting: _builtins.int = ...,
         ready: _builtins.bool = ...,
         seats_held: _abc.Iterable[_builtins.int] | None = ...,
+        standing: Global___GroupStanding.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_waiting", b"asks_waiting", "blocks_used", b"blocks_used", "draining", b"draining", "queued_tokens", b"queued_tokens", "ready", b"ready", "seats_held", b"seats_held", "seats_used", b"seats_used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_waiting", b"asks_waiting", "blocks_used", b"blocks_used", "draining", b"draining", "queued_tokens", b"queued_tokens", "ready", b"ready", "seats_held", b"seats_held", "seats_used", b"seats_used", "standing", b"standing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -565,16 +815,20 @@ class WatchWorkerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
+    STANDING_ONLY_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """The watcher, for logs."""
+    standing_only: _builtins.bool
+    """True to be told of the standing alone: of the load nothing is said, and no change of it."""
     def __init__(
         self,
         *,
         router_id: _builtins.str = ...,
+        standing_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id", "standing_only", b"standing_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -651,3 +905,55 @@ class DrainWorkerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainWorkerResponse: _TypeAlias = DrainWorkerResponse  # noqa: Y015
+
+@_typing.final
+class JudgeWorkerRequest(_message.Message):
+    """JudgeWorkerRequest is one judgement."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    JUDGEMENT_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch that it is about."""
+    judgement: Global___Judgement.ValueType
+    """What becomes of the group."""
+    why: _builtins.str
+    """Why, for logs."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        judgement: Global___Judgement.ValueType = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "judgement", b"judgement", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgeWorkerRequest: _TypeAlias = JudgeWorkerRequest  # noqa: Y015
+
+@_typing.final
+class JudgeWorkerResponse(_message.Message):
+    """JudgeWorkerResponse says how the group stands now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STANDING_FIELD_NUMBER: _builtins.int
+    standing: Global___GroupStanding.ValueType
+    """Its standing."""
+    def __init__(
+        self,
+        *,
+        standing: Global___GroupStanding.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgeWorkerResponse: _TypeAlias = JudgeWorkerResponse  # noqa: Y015

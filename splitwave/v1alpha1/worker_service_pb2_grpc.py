@@ -50,6 +50,11 @@ class WorkerServiceStub:
                 request_serializer=splitwave_dot_v1alpha1_dot_worker__service__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=splitwave_dot_v1alpha1_dot_worker__service__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.JudgeWorker = channel.unary_unary(
+                '/splitwave.v1alpha1.WorkerService/JudgeWorker',
+                request_serializer=splitwave_dot_v1alpha1_dot_worker__service__pb2.JudgeWorkerRequest.SerializeToString,
+                response_deserializer=splitwave_dot_v1alpha1_dot_worker__service__pb2.JudgeWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -96,6 +101,20 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def JudgeWorker(self, request, context):
+        """JudgeWorker tells a decertified worker what becomes of it: its group has run a step outside
+        its mode, and only who sees the pool knows whether the pool can spare it.
+
+        Deadline: required, short; the call does not wait for a drain's end.
+        Idempotency: the first judgement of an epoch counts, repeats and others change nothing.
+        Ownership: none.
+        Cancellation: none; a judgement cannot be undone.
+        Errors: FAILED_PRECONDITION EPOCH_MISMATCH: the group lives in another epoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +132,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=splitwave_dot_v1alpha1_dot_worker__service__pb2.DrainWorkerRequest.FromString,
                     response_serializer=splitwave_dot_v1alpha1_dot_worker__service__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'JudgeWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.JudgeWorker,
+                    request_deserializer=splitwave_dot_v1alpha1_dot_worker__service__pb2.JudgeWorkerRequest.FromString,
+                    response_serializer=splitwave_dot_v1alpha1_dot_worker__service__pb2.JudgeWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -197,6 +221,33 @@ class WorkerService:
             '/splitwave.v1alpha1.WorkerService/DrainWorker',
             splitwave_dot_v1alpha1_dot_worker__service__pb2.DrainWorkerRequest.SerializeToString,
             splitwave_dot_v1alpha1_dot_worker__service__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JudgeWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitwave.v1alpha1.WorkerService/JudgeWorker',
+            splitwave_dot_v1alpha1_dot_worker__service__pb2.JudgeWorkerRequest.SerializeToString,
+            splitwave_dot_v1alpha1_dot_worker__service__pb2.JudgeWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,16 @@ class WorkerServiceStub:
     Cancellation: none; a drain cannot be undone.
     Errors: none of its own.
     """
+    JudgeWorker: _aio.UnaryUnaryMultiCallable[_worker_service_pb2.JudgeWorkerRequest, _worker_service_pb2.JudgeWorkerResponse]
+    """JudgeWorker tells a decertified worker what becomes of it: its group has run a step outside
+    its mode, and only who sees the pool knows whether the pool can spare it.
+
+    Deadline: required, short; the call does not wait for a drain's end.
+    Idempotency: the first judgement of an epoch counts, repeats and others change nothing.
+    Ownership: none.
+    Cancellation: none; a judgement cannot be undone.
+    Errors: FAILED_PRECONDITION EPOCH_MISMATCH: the group lives in another epoch.
+    """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """WorkerService describes and drains one worker, whatever its role."""
@@ -92,6 +102,22 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         Ownership: none; outstanding handoffs can still be pulled, confirmed and released.
         Cancellation: none; a drain cannot be undone.
         Errors: none of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def JudgeWorker(
+        self,
+        request: _worker_service_pb2.JudgeWorkerRequest,
+        context: _aio.ServicerContext[_worker_service_pb2.JudgeWorkerRequest, _abc.Awaitable[_worker_service_pb2.JudgeWorkerResponse]],
+    ) -> _abc.Awaitable[_worker_service_pb2.JudgeWorkerResponse]:
+        """JudgeWorker tells a decertified worker what becomes of it: its group has run a step outside
+        its mode, and only who sees the pool knows whether the pool can spare it.
+
+        Deadline: required, short; the call does not wait for a drain's end.
+        Idempotency: the first judgement of an epoch counts, repeats and others change nothing.
+        Ownership: none.
+        Cancellation: none; a judgement cannot be undone.
+        Errors: FAILED_PRECONDITION EPOCH_MISMATCH: the group lives in another epoch.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _aio.Server) -> None: ...

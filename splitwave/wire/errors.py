@@ -62,6 +62,8 @@ TOLD: Final[dict[Reason, Told]] = {
     Reason.REQUEST_QUARANTINED: Told(_Code.ABORTED, 500, "do not repeat: workers died of it"),
     Reason.RESUME_BUDGET_EXHAUSTED: Told(_Code.UNAVAILABLE, 503, _LATER),
     Reason.INTERNAL: Told(_Code.INTERNAL, 500, "report it: our bug"),
+    Reason.OUTSIDE_ENVELOPE: Told(_Code.INVALID_ARGUMENT, 400, "ask for less, as the message says"),
+    Reason.GROUP_DECERTIFIED: Told(_Code.UNAVAILABLE, 503, _ELSEWHERE),
 }
 """The truth about each reason, before the first byte and after it. docs/errors.md shows it."""
 

@@ -5,6 +5,12 @@ from typing import Final
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.worker import LeaseCounts, RankCounters, Role, WorkerDescription, WorkerLoad
 from splitwave.v1alpha1 import worker_service_pb2 as pb
+from splitwave.wire.certification import (
+    certification_from_proto,
+    certification_to_proto,
+    standing_from_proto,
+    standing_to_proto,
+)
 from splitwave.wire.time import duration_from_proto, duration_to_proto
 from splitwave.wire.waves import waves_from_proto, waves_to_proto
 
@@ -35,6 +41,7 @@ def description_to_proto(description: WorkerDescription) -> pb.DescribeWorkerRes
         lease_ttl=duration_to_proto(description.lease_ttl_s),
         leases=_leases_to_proto(description.leases),
         waves=None if description.waves is None else waves_to_proto(description.waves),
+        certification=certification_to_proto(description.certification),
     )
 
 
@@ -65,6 +72,7 @@ def description_from_proto(message: pb.DescribeWorkerResponse) -> WorkerDescript
         lease_ttl_s=duration_from_proto(message.lease_ttl),
         leases=_leases_from_proto(message.leases),
         waves=waves_from_proto(message.waves) if message.HasField("waves") else None,
+        certification=certification_from_proto(message.certification),
     )
 
 
@@ -78,6 +86,7 @@ def load_to_proto(load: WorkerLoad) -> pb.WorkerLoad:
         asks_waiting=load.asks_waiting,
         ready=load.ready,
         seats_held=load.seats_held,
+        standing=standing_to_proto(load.standing),
     )
 
 
@@ -91,6 +100,7 @@ def load_from_proto(message: pb.WorkerLoad) -> WorkerLoad:
         asks_waiting=message.asks_waiting,
         ready=message.ready,
         seats_held=tuple(message.seats_held),
+        standing=standing_from_proto(message.standing),
     )
 
 
@@ -147,14 +157,17 @@ def describe_request(*, counters: bool = False) -> pb.DescribeWorkerRequest:
     return pb.DescribeWorkerRequest(counters=counters)
 
 
-def watch_request(router_id: str) -> pb.WatchWorkerRequest:
-    """Open a watch."""
-    return pb.WatchWorkerRequest(router_id=router_id)
+def watch_request(router_id: str, *, standing_only: bool = False) -> pb.WatchWorkerRequest:
+    """Open a watch; `standing_only`: of how the group stands, and of no load."""
+    return pb.WatchWorkerRequest(router_id=router_id, standing_only=standing_only)
 
 
-def observation_to_proto(epoch: int, load: WorkerLoad) -> pb.WatchWorkerResponse:
+def observation_to_proto(
+    epoch: int, load: WorkerLoad, *, standing_only: bool = False
+) -> pb.WatchWorkerResponse:
     """One observation of a watch."""
-    return pb.WatchWorkerResponse(epoch=epoch, load=load_to_proto(load))
+    told = WorkerLoad(standing=load.standing) if standing_only else load
+    return pb.WatchWorkerResponse(epoch=epoch, load=load_to_proto(told))
 
 
 def observation_from_proto(message: pb.WatchWorkerResponse) -> tuple[int, WorkerLoad]:

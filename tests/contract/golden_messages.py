@@ -10,9 +10,11 @@ from typing import Any  # messages of every kind, each with its own functions
 
 from google.protobuf.message import Message
 
+from splitwave.core.envelope import Envelope, Traffic
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
 from splitwave.core.handoff import Handoff
+from splitwave.core.mode_guard import Standing, StepViolation, ViolatingRequest
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.session import (
     Accepted,
@@ -32,7 +34,14 @@ from splitwave.core.session import (
     TakeGrant,
     Welcome,
 )
-from splitwave.core.worker import LeaseCounts, RankCounters, Role, WorkerDescription, WorkerLoad
+from splitwave.core.worker import (
+    Certification,
+    LeaseCounts,
+    RankCounters,
+    Role,
+    WorkerDescription,
+    WorkerLoad,
+)
 from splitwave.v1alpha1 import decode_service_pb2, prefill_service_pb2, worker_service_pb2
 from splitwave.wire.batch import responses_in, router_messages_to_proto, worker_messages_to_proto
 from splitwave.wire.errors import to_status
@@ -134,6 +143,7 @@ LOAD = WorkerLoad(
     blocks_used=(30, 40),
     asks_waiting=2,
     ready=True,
+    standing=Standing.DECERTIFIED,
 )
 
 ROUTER = {
@@ -254,6 +264,34 @@ DESCRIPTION = WorkerDescription(
     ),
     lease_ttl_s=30.0,
     leases=LeaseCounts(started=9, pulled=5, released=2, expired=1, live=1),
+    certification=Certification(
+        certificate_id="0123456789abcdef",
+        level="full",
+        envelope=Envelope(
+            ranks=2,
+            capture_grid=(8, 16, 32),
+            step_min_tokens=4,
+            step_max_tokens=2048,
+            seats_max=32,
+            prompt_max_tokens=2000,
+            sequence_max_tokens=4096,
+            traffic=Traffic(output_max_tokens=2096, sampling=("temperature", "top_p")),
+        ),
+        violations=(
+            StepViolation(
+                rank=1,
+                step=77,
+                kind="eager",
+                tokens=3,
+                requests=(
+                    ViolatingRequest(
+                        engine_request_id="r/0/1", length_tokens=99, step_tokens=1, sampling=("n",)
+                    ),
+                ),
+            ),
+        ),
+        violating_steps=2,
+    ),
 )
 STATUS = to_status(ServingError(Reason.HANDOFF_EXPIRED, "the lease has ended", retry_after_s=1.0))
 

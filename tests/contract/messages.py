@@ -2,9 +2,11 @@
 
 from hypothesis import strategies as st
 
+from splitwave.core.envelope import Envelope, Traffic
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
 from splitwave.core.handoff import Handoff
+from splitwave.core.mode_guard import Standing, StepViolation, ViolatingRequest
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.session import (
     Accepted,
@@ -24,7 +26,14 @@ from splitwave.core.session import (
     TakeGrant,
     Welcome,
 )
-from splitwave.core.worker import LeaseCounts, RankCounters, Role, WorkerDescription, WorkerLoad
+from splitwave.core.worker import (
+    Certification,
+    LeaseCounts,
+    RankCounters,
+    Role,
+    WorkerDescription,
+    WorkerLoad,
+)
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
@@ -142,6 +151,7 @@ def prefill_results(draw: st.DrawFn) -> PrefillResult:
         cached_tokens=draw(uint32),
         queued_s=draw(seconds),
         computed_s=draw(seconds),
+        waves=draw(st.lists(text, max_size=2).map(tuple)),
     )
 
 
@@ -216,6 +226,7 @@ def endeds(draw: st.DrawFn) -> Ended:
         error=error,
         handoff_bytes=draw(uint64),
         handoff_s=draw(seconds),
+        waves=draw(st.lists(text, max_size=2).map(tuple)),
     )
 
 
@@ -257,6 +268,47 @@ loads = st.builds(
     asks_waiting=uint32,
     ready=st.booleans(),
     seats_held=columns,
+    standing=st.sampled_from(Standing),
+)
+sizes = st.integers(1, 2**31)
+names = st.sets(text, max_size=3).map(lambda found: tuple(sorted(found)))
+envelopes = st.builds(
+    Envelope,
+    ranks=sizes,
+    tensor_parallel=sizes,
+    capture_grid=st.sets(sizes, max_size=3).map(lambda found: tuple(sorted(found))),
+    step_min_tokens=st.just(1),
+    step_max_tokens=sizes,
+    seats_max=st.just(1),
+    prompt_max_tokens=st.just(1),
+    sequence_max_tokens=sizes,
+    traffic=st.builds(Traffic, output_max_tokens=sizes, sampling=names),
+)
+violations = st.builds(
+    StepViolation,
+    rank=uint32,
+    step=uint64,
+    kind=text,
+    tokens=uint32,
+    requests=st.lists(
+        st.builds(
+            ViolatingRequest,
+            engine_request_id=text,
+            length_tokens=uint32,
+            step_tokens=uint32,
+            sampling=st.lists(text, max_size=2).map(tuple),
+        ),
+        max_size=2,
+    ).map(tuple),
+)
+certifications = st.builds(
+    Certification,
+    certificate_id=text,
+    level=text,
+    refusal=text,
+    envelope=st.none() | envelopes,
+    violations=st.lists(violations, max_size=2).map(tuple),
+    violating_steps=uint64,
 )
 rank_counters = st.builds(
     RankCounters,
@@ -294,4 +346,5 @@ descriptions = st.builds(
     leases=st.builds(
         LeaseCounts, started=uint64, pulled=uint64, released=uint64, expired=uint64, live=uint32
     ),
+    certification=certifications,
 )

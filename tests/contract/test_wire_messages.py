@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from splitwave.core import session
 from splitwave.core.generation import FinishReason, Sampling
 from splitwave.core.handoff import Handoff
+from splitwave.core.mode_guard import StepViolation, ViolatingRequest
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.session import Ack, Hello, RouterMessage, Submit, Welcome, WorkerMessage
 from splitwave.core.worker import (
+    Certification,
     LeaseCounts,
     RankCounters,
     Role,
@@ -207,6 +209,9 @@ BESIDE: dict[type, set[str]] = {PrefillCall: {"traceparent"}}
         (RankCounters, worker_service_pb2.RankCounters.DESCRIPTOR),
         (LeaseCounts, worker_service_pb2.LeaseCounts.DESCRIPTOR),
         (WorkerDescription, worker_service_pb2.DescribeWorkerResponse.DESCRIPTOR),
+        (Certification, worker_service_pb2.Certification.DESCRIPTOR),
+        (StepViolation, worker_service_pb2.StepViolation.DESCRIPTOR),
+        (ViolatingRequest, worker_service_pb2.ViolatingRequest.DESCRIPTOR),
     ],
 )
 def test_both_sides_have_the_same_fields(ours: type, theirs: Descriptor) -> None:

@@ -250,3 +250,28 @@ def test_the_same_fault_strikes_the_same_request_whatever_else_runs() -> None:
             return {i for i, x in enumerate(got) if x.failure is not None}
 
     assert run(failed(10)) == {i for i in run(failed(30)) if i < 10}
+
+
+def test_an_odd_step_is_told_once_with_its_requests_and_counted_as_odd() -> None:
+    async def scenario() -> None:
+        async with decoding(SimFaults(out_of_mode_step=5)) as (_, p, d):
+            await generations(p, d, 2)
+            (told,) = [found for batch in d.batches for found in batch.violations]
+            assert (told.rank, told.step, told.kind) == (0, 5, "odd")
+            assert {x.engine_request_id for x in told.requests} <= {"r0", "r1"}
+            assert told.tokens == len(told.requests) > 0
+            (rank,) = await d.engine.counters()
+            assert rank.steps_by_kind["odd"] == 1
+            assert rank.steps_by_kind["eager"] > 20
+
+    run(scenario())
+
+
+def test_a_worker_that_has_started_over_has_no_odd_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with decoding(SimFaults(out_of_mode_step=5)) as (_, p, d):
+            await generations(p, d, 1)
+            assert [found for batch in d.batches for found in batch.violations] == []
+
+    monkeypatch.setenv("SPLITWAVE_RESTARTS", "1")
+    run(scenario())

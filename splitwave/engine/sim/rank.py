@@ -25,6 +25,8 @@ from splitwave.engine.sim.blocks import BlockPool
 from splitwave.engine.sim.fabric import Offer, PeerGone
 from splitwave.engine.sim.faults import strikes
 from splitwave.engine.sim.held import HeldTable
+from splitwave.engine.sim.odd_step import KIND as ODD
+from splitwave.engine.sim.odd_step import OddSteps
 from splitwave.engine.sim.sequence import Phase, Sequence, Step, failed
 from splitwave.engine.sim.settings import SimSettings
 from splitwave.engine.sim.tokens import spoiled
@@ -69,6 +71,7 @@ class SimRank:
         self.late_pulls = 0
         """Prefill: pulls that came when their lease was over."""
         self._guard_refusals: Counter[str] = Counter()
+        self._odd = OddSteps(settings, rank)
 
     @property
     def has_work(self) -> bool:
@@ -161,6 +164,7 @@ class SimRank:
         """End the step; None if there is nothing to tell."""
         self._drop_aborted()
         self.steps += 1
+        self._odd.look(self.steps, step, self._generating)
         if not step.tokens:
             self._dummy_steps += 1
         outputs, self._ended = self._ended, []
@@ -177,14 +181,15 @@ class SimRank:
         if step.chunks:
             outputs += self._finish_chunks(step, now_s)
         self.check(step)
-        told = outputs or step.tokens or self._pulls_ended
+        told = outputs or step.tokens or self._pulls_ended or self._odd.unsent
         return self._batch(outputs, now_s) if told else None
 
     def counters(self) -> RankCounters:
         """What this rank has counted."""
         return RankCounters(
             rank=self.rank,
-            steps_by_kind={self._settings.step_kind: self.steps},
+            steps_by_kind={self._settings.step_kind: self.steps - self._odd.count}
+            | ({ODD: self._odd.count} if self._odd.count else {}),
             dummy_steps=self._dummy_steps,
             prefill_tokens_computed=self._prefill_tokens,
             pulls=self._pulls,
@@ -225,6 +230,7 @@ class SimRank:
             waiting=self._waiting_count + len(self._pulling),
             blocks_used=self._pool.used,
             pulls_ended=pulls_ended,
+            violations=self._odd.take(),
         )
 
     def _free(self, sequence: Sequence) -> None:

@@ -63,6 +63,9 @@ class SimFaults:
     """Seconds added to such a pull. Longer than the lease: it reads what may be reused."""
     stale_pull_rate: float = 0.0
     """Decode: share of pulls that read reused blocks and say nothing, 0 to 1."""
+    out_of_mode_step: int = 0
+    """Step of rank 0, from 1, that runs as `odd`, which is of no mode; 0: none. Not after the
+    worker has started over."""
     release_ignored: bool = False
     """Prefill: `release` does nothing. The mutant that tests of clean-up must catch."""
 

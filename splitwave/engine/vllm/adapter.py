@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any  # vLLM's client and outputs are untyped here
 
 from splitwave.core.errors import Reason
+from splitwave.core.mode_guard import StepViolation
 from splitwave.core.strict_json import Scalar
 from splitwave.core.wave_record import WaveStatus
 from splitwave.core.wave_segment import Link, WaveSegment
@@ -23,6 +24,7 @@ from splitwave.engine.vllm.launch import Processes, or_death
 from splitwave.engine.vllm.ledger import Admission, Ledger
 from splitwave.engine.vllm.outputs import ends_pull, holds_blocks, translate
 from splitwave.engine.vllm.requests import Preparation, RefusedRequest
+from splitwave.engine.vllm.violations import violation_in
 
 if TYPE_CHECKING:
     from splitwave.engine.vllm.coordinator import Coordinator
@@ -44,6 +46,7 @@ class VllmEngine:
         self._ledger = Ledger(lease_ttl_s=max(1.0, description.lease_ttl_s), pulls=self._decodes)
         self._steps = [0] * description.ranks
         self._refused: list[tuple[int, RequestOutput]] = []
+        self._violations: list[StepViolation] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._processes.died.add_done_callback(self._wake_for_death)
@@ -166,9 +169,10 @@ class VllmEngine:
             if isinstance(batch, Exception):
                 continue
             wanted, pulls_ended = self._outputs(batch)
-            if wanted or pulls_ended:
+            violations, self._violations = self._violations, []
+            if wanted or pulls_ended or violations:
                 step = self._step(batch.engine_index, batch.timestamp, wanted)
-                step.pulls_ended = pulls_ended
+                step.pulls_ended, step.violations = pulls_ended, violations
                 steps.append(step)
         refused, self._refused = self._refused, []
         steps += [self._step(rank, time.monotonic(), [output]) for rank, output in refused]
@@ -200,7 +204,10 @@ class VllmEngine:
         return wanted, pulls_ended
 
     def _unwanted(self, rank: int, output: Any, pulls_ended: list[str]) -> None:
-        """Take what still matters from the output of a request that was given up."""
+        """Take what still matters from the output of no request, or of one that was given up."""
+        if (violation := violation_in(output, rank)) is not None:
+            self._violations.append(violation)
+            return
         if self._decodes:
             if ends_pull(output) and self._ledger.pull_ended(output.request_id):
                 pulls_ended.append(output.request_id)

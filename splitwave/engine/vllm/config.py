@@ -11,6 +11,7 @@ from pathlib import Path
 
 from splitwave.core.mode import Device, Mode, StepKind, UnknownModeError, lookup
 from splitwave.engine.port import Role
+from splitwave.engine.vllm.switches import MODE
 
 CONNECTOR = "SplitwaveNixlConnector"
 CONNECTOR_MODULE = "splitwave.engine.vllm.connector"
@@ -338,6 +339,7 @@ def environment(settings: VllmGroupSettings, mode: Mode) -> dict[str, str]:
     """Return the variables that engine processes are started with."""
     threads = str(settings.threads_per_rank)
     return dict(mode.env) | {
+        MODE: mode.name,
         "OMP_NUM_THREADS": threads,
         "VLLM_HOST_IP": settings.side_channel_host,
         "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.side_channel_host,

@@ -35,6 +35,7 @@ def register() -> None:
         seams,
         steps,
         switches,
+        violations,
         waves,
     )
     from splitwave.engine.vllm.probe import calls as probe
@@ -45,6 +46,7 @@ def register() -> None:
     steps.install()
     progress.install()
     waves.install()
+    violations.install()
     probe.install()
     if switches.fault(switches.Fault.SHIFT_ROUTING):
         misrouting.install()

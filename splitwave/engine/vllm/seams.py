@@ -95,6 +95,7 @@ ENGINE_CORE = (
     _seam(f"{_CORE}:EngineCore.execute_dummy_batch", "self"),
     _seam(f"{_CORE}:EngineCore.collective_rpc", "self method timeout args kwargs"),
     _seam(f"{_CORE}:EngineCoreProc._notify_idle_state_callbacks", "self"),
+    _seam(f"{_CORE}:EngineCoreProc._process_engine_step", "self"),
 )
 
 WAVES = (

@@ -8,6 +8,9 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any  # vLLM's objects are untyped here
 
+from splitwave.engine.vllm import violations
+from splitwave.engine.vllm.planted import planted
+
 _MARK = "splitwave_installed"
 
 
@@ -42,8 +45,13 @@ class StepCounter:
             self._kind = kind
             self._width_tokens = width_tokens
 
-    def end(self, *, tokens: int) -> None:
-        """The step has run. `unseen` would be a forward that opened no context.
+    @property
+    def steps(self) -> int:
+        """All of them."""
+        return sum(self.steps_by_kind.values())
+
+    def end(self, *, tokens: int) -> str:
+        """The step has run; returns its kind. `unseen` is a forward that opened no context.
 
         `tokens`: those computed for requests; 0 in a dummy step.
         """
@@ -52,6 +60,7 @@ class StepCounter:
         self.dummy_steps += tokens == 0
         self.tokens += tokens
         self.padded_tokens += max(tokens, self._width_tokens)
+        return kind
 
     def count_decode(self, scheduler_output: Any) -> None:  # vLLM's SchedulerOutput
         """Add tokens beyond one a request, speculated ones not counted."""
@@ -160,8 +169,10 @@ def _observed(create: Callable[..., Any]) -> Callable[..., Any]:
     def created(attn_metadata: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:  # vLLM's
         context = create(attn_metadata, vllm_config, *args, **kwargs)
         is_compiled = vllm_config.compilation_config.mode != CompilationMode.NONE
-        kind = step_kind(context, is_compiled=is_compiled)
-        kind = sized_kind(kind, context, _counter.sizes)
+        odd = planted().act(context, is_compiled=is_compiled)
+        kind = odd or sized_kind(
+            step_kind(context, is_compiled=is_compiled), context, _counter.sizes
+        )
         _counter.saw_forward(kind, step_width_tokens(context))
         return context
 
@@ -181,10 +192,12 @@ def _counted(execute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @functools.wraps(execute)
     def executed(self: Any, scheduler_output: Any) -> Any:  # vLLM's Worker and what it returns
         _counter.begin()
-        result = execute(self, scheduler_output)
         tokens = scheduler_output.total_num_scheduled_tokens
+        planted().begin(tokens)
+        result = execute(self, scheduler_output)
         if tokens > 0:
-            _counter.end(tokens=tokens)
+            kind = _counter.end(tokens=tokens)
+            violations.record().look(kind, _counter.steps, scheduler_output, self)
             transfer = self.vllm_config.kv_transfer_config
             if transfer is not None and transfer.kv_role == "kv_consumer":
                 _counter.count_decode(scheduler_output)
@@ -200,6 +213,6 @@ def _counted_dummy(execute: Callable[[Any], None]) -> Callable[[Any], None]:
     def executed(self: Any) -> None:  # vLLM's Worker
         _counter.begin()
         execute(self)
-        _counter.end(tokens=0)
+        violations.record().look(_counter.end(tokens=0), _counter.steps, None, self)
 
     return executed

@@ -10,6 +10,7 @@
 | SPLITWAVE_COLLECTIVE_MARKS | 0 | GPU: the device does not count the collectives that have ended |
 | SPLITWAVE_COLLECTIVE_TIMEOUT_S | seconds | GPU: a rank that waits longer reports and ends (30) |
 | SPLITWAVE_WEDGE_DIR | a directory | GPU: where such reports are left (the temporary directory) |
+| SPLITWAVE_MODE | a mode | what steps of another kind than its own are violations of |
 | SPLITWAVE_FAULTS | names, comma between | tests break one thing on purpose (`Fault`) |
 
 They are read where they act, in each process, since spawned processes inherit only the environment.
@@ -28,7 +29,10 @@ COLLECTIVE_TIMEOUT = "SPLITWAVE_COLLECTIVE_TIMEOUT_S"
 COLLECTIVE_TIMEOUT_S = 30.0
 WEDGE_DIR = "SPLITWAVE_WEDGE_DIR"
 PROBE = "SPLITWAVE_PROBE"
+MODE = "SPLITWAVE_MODE"
 FAULTS = "SPLITWAVE_FAULTS"
+RESTARTS = "SPLITWAVE_RESTARTS"
+"""Not a switch: how often the worker has started over (splitwave.runtime.again)."""
 
 
 class Fault(enum.StrEnum):
@@ -50,6 +54,9 @@ class Fault(enum.StrEnum):
     """The group's waves are vLLM's own coordinator's, and its ranks report nothing."""
     SHIFT_ROUTING = "shift_routing"
     """A token goes to the experts after those that its router chose."""
+    OUT_OF_MODE_STEP = "out_of_mode_step"
+    """Each rank runs one step outside its mode, amid its work: compiled code is passed by. An eager
+    rank has no other way to run; its step is counted as `planted`. Not after a start over."""
     DROP_WAKES = "drop_wakes"
     """Coordinator: each start of a wave is thrown away, but for the watchdog's."""
     POISON_PADDING = "poison_padding"
