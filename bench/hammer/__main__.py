@@ -21,19 +21,24 @@ from splitwave.certify.hammer.verdict import EXIT_CODE
 def main(arguments: list[str] | None = None) -> int:
     """Run, write the result, say the verdict."""
     settings = parse(arguments)
+    source = origin(sys.argv[1:] if arguments is None else arguments)
     with tempfile.TemporaryDirectory(prefix="hammer", ignore_cleanup_errors=True) as folder:
         verdict, found = hammer(settings, Path(folder))
-    source = provenance(
-        "python -m bench.hammer " + " ".join(sys.argv[1:] if arguments is None else arguments),
-        paths=["bench/hammer", "splitwave/certify/hammer"],
-        packages=[],
-    )
     report = found | {"settings": dataclasses.asdict(settings)} | source
     Path(settings.out).write_text(json.dumps(report, indent=1) + "\n")
     sys.stdout.write(f"{settings.transport} {verdict}: {found['why']}\n")
     sys.stdout.write(f"{found['replays']} replays, each pair {found['pair_min']} times or more, ")
     sys.stdout.write(f"{found['seconds']} s; written to {settings.out}\n")
     return EXIT_CODE[verdict]
+
+
+def origin(arguments: list[str]) -> dict[str, object]:
+    """Return where the result comes from; a machine without git knows only the command."""
+    command = "python -m bench.hammer " + " ".join(arguments)
+    try:
+        return provenance(command, paths=["bench/hammer", "splitwave/certify/hammer"], packages=[])
+    except OSError:
+        return {"command": command}
 
 
 if __name__ == "__main__":

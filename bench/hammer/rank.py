@@ -184,7 +184,7 @@ class Walker:
         if plant is None or (plant.replay, plant.rank) != (replay, self._rank):
             return
         if plant.kind == "wrong_row":
-            self._rows.out[:1].mul_(1.0625)
+            self._rows.out[:1].mul_(2)
         elif plant.kind == "lost_row":
             self._rows.load[0, :1].sub_(1)
 

@@ -12,7 +12,7 @@ import torch
 from bench.hammer.settings import Settings
 from splitwave.certify.hammer.walk import Step
 
-BFLOAT16_HALF = 2.0**-9
+BFLOAT16_HALF = 2.0**-8
 """Largest relative error of one rounding to bfloat16."""
 
 
@@ -20,7 +20,8 @@ def tolerance(layers: int) -> float:
     """Return the largest relative error of a right row.
 
     A layer rounds twice, an expert's product and the sum over two ranks, and all terms have one
-    sign, so that nothing cancels. A quarter more covers float32 and a third rounding inside.
+    sign, so that nothing cancels. A quarter more covers float32. Above 4 layers the least slot of a
+    token can hide in it; the loads, which are exact, still show one that is lost.
     """
     return float(((1 + BFLOAT16_HALF) ** (2 * layers) - 1) * 1.25)
 
@@ -149,14 +150,14 @@ class Rows:
         """
         if count is not None:
             real = torch.arange(ids.shape[0], device=ids.device) < count
-            ids = torch.where(real[:, None], ids, -1)
+            ids = ids.masked_fill(~real[:, None], -1)
         scale = self.pool.scale[self._rank * self.local :][: self.local]
-        own = torch.where(ids >= 0, weights * scale[ids.clamp(0, self.local - 1)], 0.0)
+        own = (weights * scale[ids.clamp(0, self.local - 1)]).masked_fill(ids < 0, 0.0)
         return (x.float() * own.sum(dim=1, keepdim=True)).bfloat16(), ids
 
     def count_load(self, layer: int, ids: torch.Tensor) -> None:
         """Add to a layer's loads what a dispatch brought."""
-        slots = torch.where((ids >= 0) & (ids < self.local), ids, self.local).flatten()
+        slots = ids.masked_fill((ids < 0) | (ids >= self.local), self.local).flatten()
         self.load[layer].scatter_add_(0, slots, self._ones[: slots.numel()])
 
     def expected_load(self, step: Step) -> torch.Tensor:
