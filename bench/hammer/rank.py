@@ -104,13 +104,13 @@ class Walker:
             self._device.spin(skew.ms)
 
     def _replay(self, replay: int, step: Step) -> None:
-        self._beat.issue(step.size)
+        self._beat.issue(step.size_of(self._rank))
         if step.eager:
             self._device.spin(BUSY_MS)
         self._rows.stage(step)
         if self._settings.poison_buffer:
             self._transport.poison()
-        self._graphs.replay(step.size, replay)
+        self._graphs.replay(step.size_of(self._rank), replay)
         self._spoil(replay)
         self._rows.check(step, replay)
         self._graphs.mark(FINISHED, replay + 1)

@@ -57,6 +57,7 @@ class Settings:
     sanitise: bool
     poison_buffer: bool
     run_ahead: int
+    astray: float
     buffer_mib: int
     ranks: int
     plant: Plant | None
@@ -72,6 +73,7 @@ class Settings:
             entries=8 if self.transport == "dry" else 32,
             skew_ms_max=self.skew_ms,
             skew_budget_s=self.skew_budget_s,
+            astray_share=self.astray,
             eager_share=EAGER_SHARE.get(self.transport, 0.0),
         )
 
@@ -133,6 +135,7 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
     add("--no-sanitise", dest="sanitise", action="store_false", help="v2: believe stale rows")
     add("--poison-buffer", action="store_true", help="legacy: also poison the receive buffer")
     add("--run-ahead", type=int, default=4, help="replays that a rank may issue ahead of its GPU")
+    add("--astray", type=float, default=0.0, help="share of replays with ranks in unlike graphs")
     add("--buffer-mib", type=int, default=1024, help="of one legacy buffer")
     add("--ranks", type=int, default=2)
     add("--plant", type=Plant.parse, help="a fault on purpose: KIND@REPLAY:RANK")

@@ -113,3 +113,13 @@ def test_fifty_thousand_replays_fit_their_time() -> None:
     assert pair_minimum(steps, SIZES) > 2500
     assert skew_figures(steps)["total_ms"] <= 72_000
     assert skew_figures(steps)["count"] > 6000
+
+
+def test_the_group_agrees_on_each_graph_unless_told_otherwise() -> None:
+    agreed = plan(SETTINGS)
+    astray = plan(dataclasses.replace(SETTINGS, astray_share=0.5))
+
+    assert all(step.size_of(rank) == step.size for step in agreed for rank in (0, 1))
+    strays = [step for step in astray if step.size_of(0) != step.size_of(1)]
+    assert 0.3 < len(strays) / len(astray) < 0.45
+    assert all(n <= step.size_of(rank) for step in astray for rank, n in enumerate(step.tokens))

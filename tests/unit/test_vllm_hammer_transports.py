@@ -119,7 +119,7 @@ class Buffer:
 @pytest.fixture(autouse=True)
 def deep_ep(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("deep_ep")
-    module.ElasticBuffer, module.Buffer = ElasticBuffer, Buffer  # type: ignore[attr-defined]  # a stand-in for a module
+    module.ElasticBuffer, module.Buffer = ElasticBuffer, Buffer  # type: ignore[attr-defined]  # stands in for a module
     monkeypatch.setitem(sys.modules, "deep_ep", module)
     ElasticBuffer.made = Buffer.made = 0
 

@@ -36,7 +36,8 @@ class Step:
     `size` is the graph's rows; `tokens` are the real ones, 0 to size; `entries` is the place in
     the pool of inputs; the inputs are multiplied by `factor`, a signed power of two, which keeps
     bfloat16 exact and makes rows of another replay wrong rows. `eager`: a host-synchronised
-    dispatch follows the replay, where the transport under test has one.
+    dispatch follows the replay, where the transport under test has one. `astray` breaks the rule that
+    the group agrees on each graph, to see what that does.
     """
 
     size: int
@@ -45,6 +46,14 @@ class Step:
     factor: float
     skew: Skew | None = None
     eager: bool = False
+    astray: tuple[int, int] | None = None
+    """A rank that replays another graph than its peers, and the size of it."""
+
+    def size_of(self, rank: int) -> int:
+        """Return the rows of the graph that a rank replays."""
+        if self.astray is not None and self.astray[0] == rank:
+            return self.astray[1]
+        return self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,8 @@ class WalkSettings:
     """Share of the replays in which one rank has no real token, like an idle rank's dummy step."""
     eager_share: float = 0.0
     """Share of the replays that a host-synchronised dispatch follows."""
+    astray_share: float = 0.0
+    """Share of the replays in which one rank replays another graph than its peers."""
 
     def __post_init__(self) -> None:
         assert self.sizes
@@ -86,17 +97,26 @@ def plan(settings: WalkSettings) -> list[Step]:
     chance = random.Random(settings.seed)
     sizes = size_walk(settings, chance)
     skews = skew_plan(settings, chance)
-    return [
-        Step(
-            size=size,
-            tokens=ragged(settings, size, chance),
-            entries=tuple(chance.randrange(settings.entries) for _ in range(settings.ranks)),
-            factor=chance.choice((-1.0, 1.0)) * 2.0 ** chance.randint(-EXPONENT_MAX, EXPONENT_MAX),
-            skew=skews.get(place),
-            eager=chance.random() < settings.eager_share,
+    return [_step(settings, size, skews.get(place), chance) for place, size in enumerate(sizes)]
+
+
+def _step(settings: WalkSettings, size: int, skew: Skew | None, chance: random.Random) -> Step:
+    tokens = ragged(settings, size, chance)
+    astray = None
+    if chance.random() < settings.astray_share:
+        astray = chance.randrange(settings.ranks), chance.choice(settings.sizes)
+        tokens = tuple(
+            min(n, astray[1]) if rank == astray[0] else n for rank, n in enumerate(tokens)
         )
-        for place, size in enumerate(sizes)
-    ]
+    return Step(
+        size=size,
+        tokens=tokens,
+        entries=tuple(chance.randrange(settings.entries) for _ in range(settings.ranks)),
+        factor=chance.choice((-1.0, 1.0)) * 2.0 ** chance.randint(-EXPONENT_MAX, EXPONENT_MAX),
+        skew=skew,
+        eager=chance.random() < settings.eager_share,
+        astray=astray,
+    )
 
 
 def size_walk(settings: WalkSettings, chance: random.Random) -> list[int]:
