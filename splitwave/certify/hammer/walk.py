@@ -36,8 +36,8 @@ class Step:
     `size` is the graph's rows; `tokens` are the real ones, 0 to size; `entries` is the place in
     the pool of inputs; the inputs are multiplied by `factor`, a signed power of two, which keeps
     bfloat16 exact and makes rows of another replay wrong rows. `eager`: a host-synchronised
-    dispatch follows the replay, where the transport under test has one. `astray` breaks the rule that
-    the group agrees on each graph, to see what that does.
+    dispatch follows the replay, where the transport under test has one. `astray` breaks the rule
+    that the group agrees on each graph, to see what that does.
     """
 
     size: int
