@@ -155,6 +155,8 @@ class Sessions:
             model_len_max_tokens=group.model_len_max_tokens,
             blocks_per_rank=group.blocks_per_rank,
             takes_batches=True,
+            ranks=group.ranks,
+            seats_per_rank=group.seats_per_rank,
         )
 
     def drain(self) -> None:

@@ -129,6 +129,18 @@ class WorkerFleet:
         ]
         return Limits(min(lengths)) if lengths else None
 
+    def completions_max(self, tokens: int) -> int | None:
+        """How many completions of `tokens` each all decode workers together run while empty.
+
+        None while one of them has not said: it may have room for any number.
+        """
+        most = [
+            None if session.welcome is None else session.welcome.completions_max(tokens)
+            for session in self.sessions()
+        ]
+        known = [count for count in most if count is not None]
+        return sum(known) if known and len(known) == len(most) else None
+
     def usable(self) -> dict[Role, int]:
         """Workers that new work may go to."""
         queues = [peer.queue for peer in self._prefill.values() if not peer.leaving]

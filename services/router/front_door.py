@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from services.router import tracing
-from services.router.attempts import Call, Trail
+from services.router.attempts import Call, Trail, rest_of, room_tokens
 from services.router.budget import Admission
 from services.router.choices import Choice, Turns, all_or_none, sampling_of_choice, serve_choices
 from services.router.fleet import WorkerFleet
@@ -171,6 +171,19 @@ class FrontDoor:
             )
         return left
 
+    def _check_fits(self, order: Order) -> None:
+        """Raise INVALID_REQUEST for more completions at once than the decode pool ever holds."""
+        if order.choices == 1:
+            return  # Alone it is held against the model's context, which every pool can hold.
+        call = self._call(order, 0, key="", began_s=0.0)
+        rest = rest_of(call.request, ())
+        most = self.fleet.completions_max(room_tokens(call, rest))
+        if most is not None and order.choices > most and not rest.ends_in_prefill:
+            raise _invalid(
+                f"n: {order.choices} completions at once are more than the {most} for which the"
+                " decode pool has room when it is empty; ask for fewer"
+            )
+
     # Service.
 
     def traced(
@@ -192,6 +205,8 @@ class FrontDoor:
         request_id, headers = orders[0].request_id, orders[0].trace_headers
         with self.traced(tracing.UNNAMED, headers, request_id) as trace:
             trace.about(request_id)
+            for order in orders:
+                self._check_fits(order)
             try:
                 with self.admission.admit(sum(order.choices for order in orders)):
                     trace.admitted = True
@@ -232,26 +247,22 @@ class FrontDoor:
 
     def calls(self, order: Order, began_s: float) -> list[Call]:
         """One call for each choice, under one key."""
+        key = f"{order.request_id}#{self.settings.router_id}.{next(self._keys)}"
+        return [self._call(order, choice, key, began_s) for choice in range(order.choices)]
+
+    def _call(self, order: Order, choice: int, key: str, began_s: float) -> Call:
         settings = self.settings
         limit_s = settings.timeout_s
         timeout_s = limit_s if order.timeout_s is None else min(limit_s, order.timeout_s)
-        key = f"{order.request_id}#{settings.router_id}.{next(self._keys)}"
-        return [
-            Call(
-                request=Request(
-                    order.request_id,
-                    order.token_ids,
-                    sampling_of_choice(order.sampling, choice),
-                    order.priority,
-                ),
-                key=key,
-                deadline=Deadline(began_s + timeout_s),
-                stall_max_s=settings.stall_max_s,
-                choice=choice,
-                reserve_tokens=settings.reserve_tokens,
-            )
-            for choice in range(order.choices)
-        ]
+        sampling = sampling_of_choice(order.sampling, choice)
+        return Call(
+            request=Request(order.request_id, order.token_ids, sampling, order.priority),
+            key=key,
+            deadline=Deadline(began_s + timeout_s),
+            stall_max_s=settings.stall_max_s,
+            choice=choice,
+            reserve_tokens=settings.reserve_tokens,
+        )
 
     def shown_stop(self, stop_token_id: int | None) -> int | None:
         """A stop token is named to the client; the end of sequence is not."""

@@ -179,6 +179,19 @@ class Welcome:
     model_len_max_tokens: int
     blocks_per_rank: int
     takes_batches: bool = False
+    ranks: int = 0
+    """0 from a worker that does not say."""
+    seats_per_rank: int = 0
+
+    def completions_max(self, tokens: int) -> int | None:
+        """How many completions of `tokens` each the group runs at once while it is empty.
+
+        None if the worker has not said. A longer one than a rank's blocks is cut to these.
+        """
+        if not self.ranks:
+            return None
+        blocks = min(-(-tokens // self.block_size_tokens), self.blocks_per_rank)
+        return self.ranks * min(self.seats_per_rank, self.blocks_per_rank // blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,6 +248,8 @@ def _welcome_to_proto(welcome: Welcome) -> pb.Welcome:
         model_len_max_tokens=welcome.model_len_max_tokens,
         blocks_per_rank=welcome.blocks_per_rank,
         takes_batches=welcome.takes_batches,
+        ranks=welcome.ranks,
+        seats_per_rank=welcome.seats_per_rank,
     )
 
 
@@ -269,6 +271,8 @@ def _welcome_from_proto(message: pb.Welcome) -> Welcome:
         model_len_max_tokens=message.model_len_max_tokens,
         blocks_per_rank=message.blocks_per_rank,
         takes_batches=message.takes_batches,
+        ranks=message.ranks,
+        seats_per_rank=message.seats_per_rank,
     )
 
 

@@ -204,6 +204,8 @@ welcomes = st.builds(
     model_len_max_tokens=positive,
     blocks_per_rank=positive,
     takes_batches=st.booleans(),
+    ranks=uint32,
+    seats_per_rank=uint32,
 )
 granted = st.builds(Granted, name, uint32, positive, seconds, text)
 grants = st.builds(

@@ -257,3 +257,37 @@ async def test_a_kept_connection_serves_again_after_it_was_idle(inventive: Route
         await inventive.empty()
 
     assert len(opened) == 1, "one connection served all three"
+
+
+async def test_more_choices_than_the_pool_ever_holds_are_refused_at_once(model: Model) -> None:
+    """Waiting cannot help them; fewer wait for room if they must, and are served."""
+    few = replace(DECODE, ranks=2, seats_per_rank=3)
+    async with router_stack(model, decode=few) as stack:
+        whole = {**BODY, "stream": False, "max_tokens": 8}
+        began_s = asyncio.get_running_loop().time()
+        async with stack.http.post("/v1/completions", json={**whole, "n": 7}) as response:
+            refused = (await response.json())["error"]
+        took_s = asyncio.get_running_loop().time() - began_s
+        single = {**whole, "n": 7, "max_tokens": 1}
+        fits = {**whole, "n": 6}
+        async with asyncio.timeout(30.0):
+            for body in (fits, single):  # Of one token each there is nothing to decode.
+                async with stack.http.post("/v1/completions", json=body) as response:
+                    assert response.status == 200, await response.text()
+        await stack.empty()
+
+    assert (response.status, refused["param"]) == (200, "n")
+    assert "the 6 for which" in refused["message"]
+    assert took_s < 1.0
+    assert stack.door.admitted == 2, "it was not let in"
+
+
+async def test_choices_too_long_for_the_pools_blocks_are_refused_at_once(model: Model) -> None:
+    few = replace(DECODE, ranks=1, seats_per_rank=64, blocks_per_rank=256)
+    async with router_stack(model, decode=few) as stack:
+        long = {**BODY, "stream": False, "prompt": "x" * 2000, "max_tokens": 8}
+        async with stack.http.post("/v1/completions", json={**long, "n": 5}) as response:
+            answer = await response.json()
+        await stack.empty()
+
+    assert (response.status, answer["error"]["param"]) == (400, "n"), answer

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from splitwave.core.session import Link, NumberGap, Unread
+from splitwave.core.session import Link, NumberGap, Unread, Welcome
 
 KEPT_MAX = 6
 A, B = 0, 1
@@ -220,3 +220,19 @@ def test_a_reattach_after_the_peer_lost_its_memory_is_noticed_by_the_peer() -> N
 
     with pytest.raises(NumberGap):
         Link[str](kept_max=4).receive(number)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ranks", "seats", "most"),
+    [(1, 2, 3, 6), (16, 2, 3, 6), (65, 2, 3, 4), (9999, 2, 3, 2), (1, 0, 0, None), (1, 0, 3, None)],
+)
+def test_a_group_runs_as_many_completions_as_its_seats_and_blocks_hold(
+    tokens: int, ranks: int, seats: int, most: int | None
+) -> None:
+    welcome = Welcome(
+        worker_id="w", group_id="g", epoch=1, reattached=False, received_number=0, reattach_s=2.0,
+        kv_layout="k", block_size_tokens=16, grant_blocks=4, model_len_max_tokens=160,
+        blocks_per_rank=10, ranks=ranks, seats_per_rank=seats,
+    )  # fmt: skip
+
+    assert welcome.completions_max(tokens) == most

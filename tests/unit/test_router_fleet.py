@@ -172,3 +172,22 @@ def test_a_prefill_worker_stays_reachable_while_a_prompt_is_computed_there() -> 
             assert closed
 
     virtual_loop.run(scenario())
+
+
+def test_what_a_pool_holds_is_unknown_while_one_of_its_workers_has_not_said() -> None:
+    """A worker that is away may have room for any number: nothing is refused for ever."""
+
+    async def scenario() -> None:
+        async with world(Plan(decode_nodes=2)) as w:
+            await w.ready()
+            sessions = w.fleet.sessions()
+            of_each = [x.welcome.completions_max(64) for x in sessions if x.welcome is not None]
+            assert w.fleet.completions_max(64) == sum(count or 0 for count in of_each) > 0
+
+            w.fleet.list_decode(["d0:1", "d1:1", "nobody:1"])
+            assert w.fleet.completions_max(64) is None
+
+            w.fleet.list_decode(["d0:1"])
+            assert w.fleet.completions_max(64) == of_each[0]
+
+    virtual_loop.run(scenario())
