@@ -76,6 +76,10 @@ class Mode:
     """True if the mode exists only with expert parallelism over at least two ranks."""
     capture_step_tokens: int | None = None
     """Graph modes: distance of neighbouring capture sizes, tokens a rank."""
+    capture_alignment_tokens: int = 1
+    """A size of the grid is a multiple of this; with microbatches each half stays aligned."""
+    step_min_tokens: int = 0
+    """Floor of a rank's step below which the mode is not at its best; for placement."""
 
     @property
     def captures_graphs(self) -> bool:
@@ -142,6 +146,7 @@ def _graph(name: str, backend: str, summary: str, needs: tuple[Need, ...] = ()) 
         excludes=_GRAPH_EXCLUDES,
         expert_parallel=True,
         capture_step_tokens=8,
+        capture_alignment_tokens=8,
     )
 
 
@@ -190,6 +195,9 @@ _TABLE = (
         excludes=_GRAPH_EXCLUDES,
         expert_parallel=True,
         capture_step_tokens=32,
+        capture_alignment_tokens=32,
+        # vLLM's own threshold for two microbatches in decode (dbo_decode_token_threshold).
+        step_min_tokens=32,
     ),
     _graph(
         "decode_graph_ag",

@@ -9,14 +9,14 @@ import pytest
 
 from splitwave.core.mode import MODES, lookup
 from splitwave.engine.port import Role
+from splitwave.engine.vllm.check import check
 from splitwave.engine.vllm.config import (
     GUARD,
     GUARD_ASYNC,
     KV_BYTES_MIN,
     SettingsError,
     VllmGroupSettings,
-    capture_sizes,
-    check,
+    batch_grid,
     engine_arguments,
     environment,
     kv_cache_bytes,
@@ -153,7 +153,7 @@ def test_every_execution_argument_is_the_modes_own(model: Path) -> None:
 def test_a_graph_mode_captures_a_size_for_every_batch(model: Path) -> None:
     mode = lookup("decode_graph_ht_tbo")
 
-    assert capture_sizes(settings(model, seats_max=100), mode) == [32, 64, 96, 128]
+    assert batch_grid(settings(model, seats_max=100), mode) == (32, 64, 96, 128)
 
 
 def test_the_guard_matches_the_scheduler(model: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitwave.core.mode import Device, Mode, StepKind, UnknownModeError, lookup
+from splitwave.core.mode import Device, Mode, StepKind
 from splitwave.engine.port import Role
 from splitwave.engine.vllm.switches import MODE
 
@@ -21,19 +21,6 @@ GUARD_ASYNC = "splitwave.engine.vllm.guard.AsyncGuardScheduler"
 KV_BYTES_MIN = 64 * 2**20
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGPROBS_MAX = 20
-PORT_MIN, PORT_MAX = 1024, 65535
-CPU_BLOCK_STEP_TOKENS = 32
-"""vLLM's CPU attention is written for blocks of a multiple of this."""
-
-FORBIDDEN_ENV = {
-    "VLLM_CPU_KVCACHE_SPACE": "it overrides kv_cache_bytes",
-    "VLLM_TARGET_DEVICE": "with it vLLM ignores Splitwave's platform plugin",
-}
-"""Variables that would silently undo a setting, and what each would do."""
-FORBIDDEN_ENV_COMPILED = {
-    "VLLM_CPU_CI_ENV": "with it vLLM compiles nothing and warms nothing up",
-}
-"""The same for modes whose steps are compiled."""
 
 
 class SettingsError(ValueError):
@@ -79,6 +66,9 @@ class VllmGroupSettings:
     """First of `ranks` ports on which ranks describe their memory to the other side."""
     data_parallel_rpc_port: int | None = None
     threads_per_rank: int = 1
+    capture_sizes: str = ""
+    """Graph modes: batch sizes to capture, spaces between, such as `8 16 24`. Empty: dense, up to
+    seats_max."""
     prefix_caching: bool = False
     """Prefill only: share the KV of equal prompt beginnings."""
     seed: int = 0
@@ -142,118 +132,6 @@ def _experts(config: Mapping[str, object]) -> int:
     return 0
 
 
-def check(settings: VllmGroupSettings, environ: Mapping[str, str]) -> Mode:
-    """Return the mode of settings that can work on their model; SettingsError otherwise."""
-    mode = _check_mode(settings)
-    shape = read_shape(settings.model_path)
-    _check_sizes(settings, shape)
-    _check_parallel(settings, mode, shape)
-    _check_ports(settings)
-    if mode.device is Device.CPU:
-        _check_cpu(settings)
-    compiled = StepKind.COMPILED in mode.step_kinds
-    for name, harm in (FORBIDDEN_ENV | (FORBIDDEN_ENV_COMPILED if compiled else {})).items():
-        if environ.get(name):
-            raise SettingsError(name, f"is set in the environment; unset it: {harm}")
-    return mode
-
-
-def _check_mode(settings: VllmGroupSettings) -> Mode:
-    """Check that the mode exists, serves the role and allows the features asked for."""
-    try:
-        mode = lookup(settings.mode)
-    except UnknownModeError as error:
-        raise SettingsError("mode", str(error).removeprefix("mode: ")) from None
-    if mode.role != settings.role:
-        raise SettingsError(
-            "mode", f"{mode.name} is a {mode.role} mode; this group's role is {settings.role}"
-        )
-    if settings.prefix_caching and "prefix_caching" in mode.excludes:
-        raise SettingsError("prefix_caching", f"must be off in mode {mode.name}")
-    return mode
-
-
-def _check_sizes(settings: VllmGroupSettings, shape: ModelShape) -> None:
-    """Check counts and lengths against each other and against the model."""
-    for name in ("ranks", "tensor_parallel", "seats_max", "threads_per_rank", "lease_ttl_s",
-                 "block_size_tokens", "model_len_max_tokens"):  # fmt: skip
-        if getattr(settings, name) < 1:
-            raise SettingsError(name, f"is {getattr(settings, name)}; must be at least 1")
-    if settings.dtype not in DTYPE_BYTES:
-        raise SettingsError("dtype", f"{settings.dtype!r} is none of {', '.join(DTYPE_BYTES)}")
-    if settings.model_len_max_tokens > shape.length_max_tokens:
-        raise SettingsError(
-            "model_len_max_tokens",
-            f"is {settings.model_len_max_tokens}; the model ends at {shape.length_max_tokens}",
-        )
-    if settings.batch_max_tokens < settings.seats_max:
-        raise SettingsError(
-            "batch_max_tokens",
-            f"is {settings.batch_max_tokens}; must be at least seats_max, {settings.seats_max}",
-        )
-    needed = blocks_for(settings.model_len_max_tokens, settings) + 1
-    if settings.blocks_override is not None and settings.blocks_override < needed:
-        raise SettingsError(
-            "blocks_override",
-            f"is {settings.blocks_override}; one request of model_len_max_tokens needs {needed}",
-        )
-    room = kv_cache_bytes(settings, shape) // block_bytes(settings, shape)
-    if settings.blocks_override is None and room < needed:
-        raise SettingsError(
-            "kv_cache_bytes",
-            f"holds {room} blocks; one request of model_len_max_tokens needs {needed}: "
-            f"give {needed * block_bytes(settings, shape)} or more, or shorten the length",
-        )
-
-
-def _check_parallel(settings: VllmGroupSettings, mode: Mode, shape: ModelShape) -> None:
-    """Check that the model can be split as asked."""
-    if shape.heads % settings.tensor_parallel:
-        fits = [n for n in range(1, shape.heads + 1) if shape.heads % n == 0]
-        raise SettingsError(
-            "tensor_parallel",
-            f"{settings.tensor_parallel} does not divide the model's {shape.heads} attention "
-            f"heads; use one of {fits}, or scale with ranks",
-        )
-    if not settings.expert_parallel:
-        if mode.expert_parallel:
-            raise SettingsError("expert_parallel", f"must be on in mode {mode.name}")
-        return
-    if settings.ranks < 2:
-        raise SettingsError("ranks", "expert parallelism needs at least 2 ranks; or switch it off")
-    if shape.experts == 0:
-        raise SettingsError("expert_parallel", "the model is dense; switch it off")
-    if shape.experts % settings.ranks:
-        raise SettingsError(
-            "ranks", f"{settings.ranks} does not divide the model's {shape.experts} experts"
-        )
-
-
-def _check_ports(settings: VllmGroupSettings) -> None:
-    """Check that all side channel ports are in range."""
-    ports = settings.side_channel_ports
-    if ports[0] < PORT_MIN or ports[-1] > PORT_MAX:
-        raise SettingsError(
-            "side_channel_port",
-            f"ranks would listen on {ports[0]} to {ports[-1]}; "
-            f"choose one so that all are within {PORT_MIN} to {PORT_MAX}",
-        )
-
-
-def _check_cpu(settings: VllmGroupSettings) -> None:
-    """Check what only vLLM's CPU build asks for."""
-    if settings.block_size_tokens % CPU_BLOCK_STEP_TOKENS:
-        raise SettingsError(
-            "block_size_tokens",
-            f"is {settings.block_size_tokens}; on the CPU use a multiple of "
-            f"{CPU_BLOCK_STEP_TOKENS}",
-        )
-    if settings.tensor_parallel > 1:
-        raise SettingsError(
-            "tensor_parallel", "CPU modes run one process a rank; use 1 and scale with ranks"
-        )
-
-
 def blocks_for(tokens: int, settings: VllmGroupSettings) -> int:
     """Count the KV blocks that hold `tokens`."""
     return math.ceil(tokens / settings.block_size_tokens)
@@ -273,11 +151,21 @@ def kv_cache_bytes(settings: VllmGroupSettings, shape: ModelShape) -> int:
     return max(KV_BYTES_MIN, seats * full_length * block_bytes(settings, shape))
 
 
-def capture_sizes(settings: VllmGroupSettings, mode: Mode) -> list[int]:
-    """List the batch sizes to capture: dense, and the largest holds every seat."""
-    assert mode.capture_step_tokens is not None
-    step = mode.capture_step_tokens
-    return list(range(step, step * math.ceil(settings.seats_max / step) + 1, step))
+def batch_grid(settings: VllmGroupSettings, mode: Mode) -> tuple[int, ...]:
+    """The batch sizes to capture or to warm up; empty in an eager mode.
+
+    As the settings have them, or dense so that the largest holds every seat.
+    """
+    if settings.capture_sizes:
+        words = settings.capture_sizes.replace(",", " ").strip("[] ").split()
+        if not all(word.isdecimal() for word in words):
+            problem = f"are {settings.capture_sizes!r}; write whole numbers with spaces between"
+            raise SettingsError("capture_sizes", problem)
+        return tuple(int(word) for word in words)
+    if not mode.has_grid:
+        return ()
+    step = mode.capture_step_tokens or 1
+    return tuple(range(step, step * math.ceil(settings.seats_max / step) + 1, step))
 
 
 def transfer_arguments(settings: VllmGroupSettings) -> dict[str, object]:
@@ -330,7 +218,7 @@ def engine_arguments(settings: VllmGroupSettings, mode: Mode) -> dict[str, objec
         compilation = mode.vllm_args["compilation_config"]
         assert isinstance(compilation, Mapping)
         arguments["compilation_config"] = dict(compilation) | {
-            "cudagraph_capture_sizes": capture_sizes(settings, mode)
+            "cudagraph_capture_sizes": list(batch_grid(settings, mode))
         }
     return arguments
 

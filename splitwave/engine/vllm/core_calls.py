@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any  # vLLM's objects are untyped here
 
+from splitwave.engine.vllm import fingerprint
 from splitwave.engine.vllm.fingerprint import splitwave_fingerprint
 from splitwave.engine.vllm.guard import GuardMixin
 
@@ -103,6 +104,7 @@ def install() -> None:
 
     for call in CALLS:
         setattr(EngineCore, call.__name__, call)
+    fingerprint.install()
 
 
 def _is_unfinished(request: Any) -> bool:  # vLLM's Request, or None

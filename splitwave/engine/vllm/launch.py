@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any  # vLLM's configuration and client are unt
 
 from splitwave.core.mode import CPU_BUILD, GPU_BUILD, Device, Mode, missing_needs
 from splitwave.engine.port import EngineDied
+from splitwave.engine.vllm.check import check_resolved
 from splitwave.engine.vllm.config import (
     SettingsError,
     VllmGroupSettings,
@@ -38,7 +39,7 @@ Progress = Callable[[int, str], None]
 
 
 def build_config(settings: VllmGroupSettings, mode: Mode) -> Any:
-    """Make vLLM's configuration; SettingsError if vLLM refuses it."""
+    """Make vLLM's configuration; SettingsError if vLLM, or a rule of the mode, refuses it."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.exceptions import VLLMError
@@ -49,9 +50,11 @@ def build_config(settings: VllmGroupSettings, mode: Mode) -> Any:
             **engine_arguments(settings, mode),
             kv_transfer_config=KVTransferConfig(**transfer_arguments(settings)),
         )
-        return arguments.create_engine_config()
+        config = arguments.create_engine_config()
     except (ValueError, NotImplementedError, OSError, VLLMError) as error:
         raise SettingsError("settings", f"vLLM refuses them: {error}") from error
+    check_resolved(settings, mode, config, os.environ)
+    return config
 
 
 def check_build(mode: Mode) -> None:

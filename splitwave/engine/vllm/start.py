@@ -13,7 +13,9 @@ from splitwave.core.mode import Mode
 from splitwave.engine.port import EngineDied, GroupDescription, Role
 from splitwave.engine.vllm import outputs
 from splitwave.engine.vllm.adapter import VllmEngine
-from splitwave.engine.vllm.config import VllmGroupSettings, check, environment
+from splitwave.engine.vllm.check import check
+from splitwave.engine.vllm.combination import resolved_grid
+from splitwave.engine.vllm.config import VllmGroupSettings, environment
 from splitwave.engine.vllm.launch import (
     Processes,
     Progress,
@@ -161,6 +163,8 @@ def describe(
         block_bytes=facts["block_bytes"],
         kv_layout=layout_digest(vllm_config, facts),
         lease_ttl_s=float(settings.lease_ttl_s) if settings.role is Role.PREFILL else 0.0,
+        tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
+        capture_grid=resolved_grid(mode, vllm_config),
         versions=_versions(),
     )
 
