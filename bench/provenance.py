@@ -20,8 +20,8 @@ def provenance(command: str, *, paths: list[str], packages: list[str]) -> dict[s
         return known | {"command": command}
     return {
         "command": command,
-        "git_sha": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--", *paths)),
+        "git_sha": git("rev-parse", "HEAD"),
+        "git_dirty": bool(git("status", "--porcelain", "--", *paths)),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in packages},
         "cpu": _cpu_model(),
@@ -29,7 +29,8 @@ def provenance(command: str, *, paths: list[str], packages: list[str]) -> dict[s
     }
 
 
-def _git(*arguments: str) -> str:
+def git(*arguments: str) -> str:
+    """What git says in this repository; empty if it fails."""
     done = subprocess.run(
         ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
     )
