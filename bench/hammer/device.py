@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -28,6 +29,9 @@ class Device(Protocol):
 
     def lanes(self) -> list[Callable[[], None]]:
         """Return what switches to each of two streams, then what joins them again."""
+
+    def channel(self) -> AbstractContextManager[None]:
+        """Within it, work goes to the one stream that carries all microbatches' collectives."""
 
     def peek(self, marks: torch.Tensor) -> list[int] | None:
         """Read marks while the device works; None if it does not answer in time."""
@@ -64,6 +68,10 @@ class Cpu:
         """There is one lane only."""
         return [lambda: None, lambda: None, lambda: None]
 
+    def channel(self) -> AbstractContextManager[None]:
+        """There is one stream only."""
+        return nullcontext()
+
     def peek(self, marks: torch.Tensor) -> list[int] | None:
         """Read them."""
         return [int(mark) for mark in marks.tolist()]
@@ -81,7 +89,7 @@ SPIN_CYCLES = 20_000_000
 class Cuda:
     """One GPU, on a stream of its own for everything that is not captured."""
 
-    def __init__(self, rank: int, pool: str) -> None:
+    def __init__(self, rank: int, pool: str, *, one_channel: bool) -> None:
         torch.cuda.set_device(rank)
         self.place = torch.device("cuda", rank)
         self.name = torch.cuda.get_device_name(rank)
@@ -89,6 +97,7 @@ class Cuda:
         self._pool = torch.cuda.graph_pool_handle() if pool == "shared" else None
         self._side = torch.cuda.Stream(self.place)
         self._microbatches = (torch.cuda.Stream(self.place), torch.cuda.Stream(self.place))
+        self._collectives = torch.cuda.Stream(self.place) if one_channel else None
         self._seen = torch.zeros(8, dtype=torch.int64, pin_memory=True)
         self._peeked: torch.cuda.Event | None = None
         self._peeking = threading.Lock()
@@ -147,6 +156,21 @@ class Cuda:
                 origin.wait_stream(stream)
 
         return [*(enter(stream) for stream in self._microbatches), join]
+
+    @contextmanager
+    def channel(self) -> Iterator[None]:
+        """Leave the current stream for the collectives' own, and join it again behind them."""
+        if self._collectives is None:
+            yield
+            return
+        origin = torch.cuda.current_stream()
+        self._collectives.wait_stream(origin)
+        torch.cuda.set_stream(self._collectives)
+        try:
+            yield
+        finally:
+            torch.cuda.set_stream(origin)
+            origin.wait_stream(self._collectives)
 
     def peek(self, marks: torch.Tensor) -> list[int] | None:
         """Copy the marks on a stream of their own; a copy that hangs is not repeated."""

@@ -30,6 +30,8 @@ class Graphs:
         self._replays: dict[int, Callable[[], None]] = {}
         self._kept: list[Received] = []
         self._keeping = False
+        self._crossing: list[object] = []
+        """What one stream made and another reads: the allocator must not give it away meanwhile."""
         self.lanes = 2 if settings.tbo else 1
         self.marks = torch.zeros(LANE + self.lanes, dtype=torch.int64, device=device.place)
 
@@ -55,6 +57,7 @@ class Graphs:
 
     def stack(self, size: int) -> None:
         """Run all layers on the first `size` rows of the static inputs."""
+        self._crossing = []
         if self.lanes == 1:
             self._serial(size)
         else:
@@ -94,9 +97,11 @@ class Graphs:
     def _dispatch(self, layer: int, lane: int, part: slice, hidden: torch.Tensor) -> Received:
         self._stage(layer, lane, "entered")
         rows = self._rows
-        received = self._transport.dispatch(
-            hidden + rows.padding[part], rows.ids[layer, part], rows.weights[layer, part], lane
-        )
+        x = hidden + rows.padding[part]
+        ids, weights = rows.ids[layer, part], rows.weights[layer, part]
+        with self._device.channel():
+            received = self._transport.dispatch(x, ids, weights, lane)
+        self._hold(x, received)
         self._stage(layer, lane, "dispatched")
         return received
 
@@ -107,10 +112,16 @@ class Graphs:
         return y
 
     def _combine(self, layer: int, lane: int, y: torch.Tensor, received: Received) -> torch.Tensor:
-        out = self._transport.combine(y, received, lane)
+        with self._device.channel():
+            out = self._transport.combine(y, received, lane)
+        self._hold(y, out)
         self._poison(received)
         self._stage(layer, lane, "combined")
         return out
+
+    def _hold(self, *tensors: object) -> None:
+        if self.lanes > 1:
+            self._crossing += tensors
 
     def _poison(self, received: Received) -> None:
         """Leave NaN and experts that exist where the next replay's padding rows will be."""

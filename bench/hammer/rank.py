@@ -227,7 +227,8 @@ def run(settings: Settings, rank: int, folder: Path, beat: Beat) -> tuple[int, d
     dry = settings.transport == "dry"
     if not dry:
         own_kernel_cache(rank)
-    device: Device = Cpu() if dry else Cuda(rank, settings.pool)
+    one_channel = settings.tbo and settings.microbatch_buffers == 1
+    device: Device = Cpu() if dry else Cuda(rank, settings.pool, one_channel=one_channel)
     join(settings, rank, folder)
     walker = Walker(settings, rank, beat, device)
     walker.prepare()

@@ -12,8 +12,9 @@ from splitwave.certify.hammer.walk import WalkSettings
 TRANSPORTS = ("v2", "legacy", "legacy_unfixed", "legacy_shared", "dry")
 DRAINS = ("none", "stream", "barrier")
 PLANTS = ("wrong_row", "lost_row", "hang", "freeze", "error", "crash", "setup")
-EAGER_SHARE = {"legacy_unfixed": 0.125}
-"""How many replays a host-synchronised dispatch follows: of each transport that has them."""
+EAGER_SHARE = 0.125
+"""Of the replays, where host-synchronised dispatches come between: the legacy transport with the
+race, and the one that engines are served with, which must drain the stream before each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,22 @@ class Settings:
     poison_buffer: bool
     run_ahead: int
     astray: float
+    product: bool
+    tbo_buffers: int
     buffer_mib: int
     ranks: int
     plant: Plant | None
     out: str
+
+    @property
+    def microbatch_buffers(self) -> int:
+        """Buffers that the microbatches of a graph have between them."""
+        return self.tbo_buffers if self.tbo and self.transport == "v2" else 1
+
+    def eager_share(self) -> float:
+        """Return the share of replays that a host-synchronised dispatch follows."""
+        drained = self.product and self.transport == "legacy"
+        return EAGER_SHARE if drained or self.transport == "legacy_unfixed" else 0.0
 
     def walk(self) -> WalkSettings:
         """Return what the walk is planned from."""
@@ -74,7 +87,7 @@ class Settings:
             skew_ms_max=self.skew_ms,
             skew_budget_s=self.skew_budget_s,
             astray_share=self.astray,
-            eager_share=EAGER_SHARE.get(self.transport, 0.0),
+            eager_share=self.eager_share(),
         )
 
     def save(self, path: Path) -> None:
@@ -131,6 +144,8 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=1)
     add("--drain", choices=DRAINS, default="none", help="between replays")
     add("--tbo", action="store_true", help="two microbatches on two streams in each graph")
+    add("--tbo-buffers", type=int, choices=(1, 2), default=2, help="v2: of the two microbatches")
+    add("--product", action="store_true", help="through the transport that engines are served with")
     add("--pool", choices=("own", "shared"), default="own", help="memory of the graphs")
     add("--no-sanitise", dest="sanitise", action="store_false", help="v2: believe stale rows")
     add("--poison-buffer", action="store_true", help="legacy: also poison the receive buffer")
@@ -159,6 +174,8 @@ def complaint(settings: Settings) -> str:
         return "two microbatches need even sizes"
     if settings.tbo and settings.transport == "legacy_unfixed":
         return "the host-synchronised dispatches of legacy_unfixed have no microbatches"
+    if settings.product and (settings.tbo or settings.transport not in ("v2", "legacy")):
+        return "the served transports are v2 and legacy, and take microbatches only from vLLM"
     if settings.stall_s <= settings.skew_ms / 1000:
         return "a standstill must be longer than the skew"
     if settings.replays < 1 or settings.layers < 1 or settings.run_ahead < 1:

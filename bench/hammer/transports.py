@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol  # DeepEP's buffers are untyped here
 
 import torch
 import torch.distributed as dist
@@ -46,7 +46,7 @@ class Transport(Protocol):
 
 
 class ElasticTransport:
-    """DeepEP V2: `ElasticBuffer` without CPU synchronisation; one buffer a microbatch."""
+    """DeepEP V2: `ElasticBuffer` without CPU synchronisation."""
 
     def __init__(self, settings: Settings, group: dist.ProcessGroup) -> None:
         import deep_ep
@@ -66,14 +66,16 @@ class ElasticTransport:
                 allow_multiple_reduction=False,
                 explicitly_destroy=True,
             )
-            for _ in range(2 if settings.tbo else 1)
+            for _ in range(settings.microbatch_buffers)
         ]
+        if settings.product:
+            self._buffers = [served(buffer) for buffer in self._buffers]
 
     def dispatch(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, lane: int
     ) -> Received:
         """Send rows; the kernel is compiled once for each number of rows."""
-        rows, row_ids, row_weights, handle, _ = self._buffers[lane].dispatch(
+        rows, row_ids, row_weights, handle, _ = self._buffers[lane % len(self._buffers)].dispatch(
             x=x,
             topk_idx=ids,
             topk_weights=weights,
@@ -81,6 +83,7 @@ class ElasticTransport:
             num_max_tokens_per_rank=x.shape[0],
             do_expand=False,
             do_cpu_sync=False,
+            do_handle_copy=False,  # The ids are static inputs, which outlive the combine.
             async_with_compute_stream=False,
         )
         count = handle.psum_num_recv_tokens_per_scaleup_rank[-1:]
@@ -88,7 +91,7 @@ class ElasticTransport:
 
     def combine(self, y: torch.Tensor, received: Received, lane: int) -> torch.Tensor:
         """Send rows back."""
-        out, _, _ = self._buffers[lane].combine(
+        out, _, _ = self._buffers[lane % len(self._buffers)].combine(
             x=y, handle=received.handle, topk_weights=None, async_with_compute_stream=False
         )
         return out
@@ -108,7 +111,8 @@ class LegacyTransport:
         import deep_ep
 
         self._experts, self._ranks = settings.experts, settings.ranks
-        count = len(settings.sizes) if settings.transport == "legacy" else 1
+        own = settings.transport == "legacy" and not settings.product
+        count = len(settings.sizes) if own else 1
         self._halves = 2 if settings.tbo else 1
         buffers = [
             deep_ep.Buffer(
@@ -125,12 +129,18 @@ class LegacyTransport:
             size // self._halves: buffers[place % count]
             for place, size in enumerate(settings.sizes)
         }
-        self._used: dict[int, object] = {}
+        self._product: ServedState | None = None
+        if settings.product:
+            served, self._product = served_legacy(buffers[0], group)
+            self._buffers = dict.fromkeys(self._buffers, served)
 
     def _send(
         self, buffer: "LegacyBuffer", x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
         worst: int,
     ) -> Received:  # fmt: skip
+        if self._product is not None:
+            self._product.warming = worst > 0
+            self._product.replays_in_flight = True
         per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, self._experts)
         rows, row_ids, row_weights, _, handle, _ = buffer.dispatch(
             x=x,
@@ -175,6 +185,31 @@ class LegacyBuffer(Protocol):
     dispatch: Callable[..., tuple[torch.Tensor, ...]]
     combine: Callable[..., tuple[torch.Tensor, ...]]
     get_local_buffer_tensor: Callable[..., torch.Tensor]
+
+
+class ServedState(Protocol):
+    """The part of the serving transports' state that says what a dispatch is part of."""
+
+    warming: bool
+    replays_in_flight: bool
+
+
+def served(buffer: object) -> Any:
+    """Put the transport that engines are served with before an ElasticBuffer."""
+    from splitwave.engine.vllm.worst_token.elastic import ElasticTransport as Served
+    from splitwave.engine.vllm.worst_token.transport import State
+
+    return Served(buffer, State(warming=True))
+
+
+def served_legacy(buffer: object, group: dist.ProcessGroup) -> tuple[Any, ServedState]:
+    """Put the transport that engines are served with before a legacy Buffer."""
+    from splitwave.engine.vllm.worst_token.legacy import LegacyTransport as Served
+    from splitwave.engine.vllm.worst_token.legacy import buffer_maker
+    from splitwave.engine.vllm.worst_token.transport import State
+
+    state = State()
+    return Served(buffer, buffer_maker(group), state), state
 
 
 def connect(settings: Settings, group: dist.ProcessGroup) -> Transport:

@@ -38,6 +38,8 @@ def test_a_rank_reads_what_its_parent_wrote(tmp_path: Path) -> None:
         (["--experts", "8", "--topk", "8"], "at least top-k"),
         (["--tbo", "--sizes", "7"], "even sizes"),
         (["--tbo", "--transport", "legacy_unfixed"], "no microbatches"),
+        (["--product", "--tbo"], "only from vLLM"),
+        (["--product", "--dry"], "are v2 and legacy"),
         (["--stall-s", "0.02"], "longer than the skew"),
         (["--replays", "0"], "at least 1"),
         (["--transport", "pigeon"], "invalid choice"),
@@ -55,11 +57,15 @@ def test_settings_that_cannot_work_end_with_the_code_of_setup(
     assert why in capsys.readouterr().err
 
 
-def test_only_the_unfixed_transport_dispatches_eagerly() -> None:
-    shares = {name: parse(["--transport", name]).walk().eager_share for name in
-              ("v2", "legacy", "legacy_shared", "legacy_unfixed")}  # fmt: skip
+def test_host_synchronised_dispatches_come_only_where_they_are_the_point() -> None:
+    shares = {
+        name: parse(["--transport", name]).walk().eager_share
+        for name in ("v2", "legacy", "legacy_shared", "legacy_unfixed")
+    }
 
     assert shares == {"v2": 0, "legacy": 0, "legacy_shared": 0, "legacy_unfixed": 0.125}
+    assert parse(["--transport", "legacy", "--product"]).walk().eager_share == 0.125
+    assert parse(["--transport", "v2", "--product"]).walk().eager_share == 0
     assert complaint(parse([])) == ""
 
 

@@ -28,8 +28,8 @@ class Call(types.SimpleNamespace):
     """A call's arguments, which must have exactly these names: DeepEP's own."""
 
     @classmethod
-    def of(cls, given: dict[str, Any], names: str) -> "Call":
-        assert set(given) == set(names.split())
+    def of(cls, given: dict[str, Any], names: str, may: str = "") -> "Call":
+        assert set(names.split()) <= set(given) <= set(f"{names} {may}".split())
         return cls(**given)
 
 
@@ -69,7 +69,7 @@ class ElasticBuffer:
         call = Call.of(
             given,
             "x topk_idx topk_weights num_experts num_max_tokens_per_rank do_expand do_cpu_sync "
-            "async_with_compute_stream",
+            "do_handle_copy async_with_compute_stream",
         )
         assert not call.do_cpu_sync
         assert not call.do_expand
@@ -84,14 +84,12 @@ class ElasticBuffer:
 
 class Buffer:
     made = 0
+    group_size = 1
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, group: object, num_nvl_bytes: int, num_rdma_bytes: int, **more: Any) -> None:
         Buffer.made += 1
-        Call.of(
-            given,
-            "group num_nvl_bytes num_rdma_bytes low_latency_mode num_qps_per_rank "
-            "explicitly_destroy",
-        )
+        Call.of(more, "explicitly_destroy", may="low_latency_mode num_qps_per_rank")
+        assert num_nvl_bytes > 0 == num_rdma_bytes
         self.memory = torch.zeros(64, dtype=torch.uint8)
 
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[object, ...]:
@@ -102,6 +100,7 @@ class Buffer:
             given,
             "x num_tokens_per_rank num_tokens_per_rdma_rank is_token_in_rank "
             "num_tokens_per_expert topk_idx topk_weights num_worst_tokens",
+            may="async_finish",
         )
         assert (call.num_tokens_per_rank, call.is_token_in_rank) == ("per rank", "in rank")
         assert call.num_tokens_per_expert == "per expert"
@@ -109,8 +108,15 @@ class Buffer:
         got, source = land(call, rows, -1)
         return (*got, [], source, None)
 
-    def combine(self, *, x: torch.Tensor, handle: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return sent_back(x, handle), None, None
+    def combine(self, **given: Any) -> tuple[object, ...]:
+        call = Call.of(given, "x handle", may="async_finish")
+        return sent_back(call.x, call.handle), None, None
+
+    @staticmethod
+    def get_dispatch_config(ranks: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(get_nvl_buffer_size_hint=lambda row, ranks: row * ranks)
+
+    get_combine_config = get_dispatch_config
 
     def get_local_buffer_tensor(self, dtype: torch.dtype) -> torch.Tensor:
         return self.memory.view(dtype)
@@ -127,7 +133,7 @@ def deep_ep(monkeypatch: pytest.MonkeyPatch) -> None:
 def built(*more: str) -> tuple[Settings, Transport, Rows, Graphs]:
     settings = parse([*ARGUMENTS, *more])
     make = ElasticTransport if settings.transport == "v2" else LegacyTransport
-    transport = make(settings, None)
+    transport = make(settings, types.SimpleNamespace(size=lambda: 1))
     rows = Rows(settings, 0, torch.device("cpu"))
     return settings, transport, rows, Graphs(settings, Cpu(), transport, rows)
 
@@ -150,7 +156,9 @@ TRANSPORTS = ["v2", "legacy", "legacy_shared", "legacy_unfixed"]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("more", [[], ["--tbo"], ["--layers", "1", "--pool", "shared"]])
+@pytest.mark.parametrize(
+    "more", [[], ["--tbo"], ["--tbo", "--tbo-buffers", "1"], ["--layers", "1", "--pool", "shared"]]
+)
 def test_a_right_transport_passes(transport: str, more: list[str]) -> None:
     if transport == "legacy_unfixed" and "--tbo" in more:
         return
@@ -178,6 +186,17 @@ def test_a_transport_that_loses_a_row_fails(monkeypatch: pytest.MonkeyPatch) -> 
     assert walked("--transport", "legacy")["wrong_rows"] > 30
 
 
+def test_the_served_transports_pass_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ubatching = types.ModuleType("vllm.v1.worker.ubatching")
+    ubatching.dbo_current_ubatch_id = lambda: 0  # type: ignore[attr-defined]  # stands in for vLLM's
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.ubatching", ubatching)
+    for transport in ("v2", "legacy"):
+        found = walked("--transport", transport, "--product")
+
+        assert (found["wrong_rows"], found["wrong_loads"]) == (0, 0)
+    assert (ElasticBuffer.made, Buffer.made) == (1, 3)
+
+
 @pytest.mark.parametrize(
     ("transport", "buffers"),
     [("legacy", 2), ("legacy_shared", 1), ("legacy_unfixed", 1), ("v2", 1)],
@@ -193,6 +212,8 @@ def test_two_microbatches_have_two_elastic_buffers_or_share_a_legacy_one() -> No
     built("--transport", "legacy_shared", "--tbo")
 
     assert (ElasticBuffer.made, Buffer.made) == (2, 1)
+    built("--transport", "v2", "--tbo", "--tbo-buffers", "1")
+    assert ElasticBuffer.made == 3
 
 
 def test_legacy_buffers_can_be_poisoned() -> None:
