@@ -80,6 +80,7 @@ class FakePrefill:
         self.released: list[str] = []
         self.finish: FinishReason | None = None
         self.lease_s = LEASE_S
+        self.waves: tuple[str, ...] = ()
         self._kv_layout = kv_layout
         self._pause = pause
 
@@ -103,6 +104,7 @@ class FakePrefill:
             handoff=handoff,
             token_id=token_after(call.token_ids) if call.keep_first_token else None,
             finish_reason=(self.finish or FinishReason.LENGTH) if ends else None,
+            waves=self.waves,
         )
 
     def _handoff(self, call: PrefillCall, blocks: int) -> Handoff:
@@ -150,6 +152,7 @@ class FakeDecode:
         self.ends: list[tuple[int, ServingError]] = []
         """Each: tokens that an attempt gives before it fails, and how."""
         self.lossy = False
+        self.waves: tuple[str, ...] = ()
         self.submits: list[Submit] = []
         self.grants: list[int] = []
         self.prefill = prefill
@@ -195,7 +198,7 @@ class FakeDecode:
             token_ids.append(token_after(token_ids))
             if running.sink.write(submit.offset + index, token_ids[-1:], ()):
                 return Finish(FinishReason.STOP)
-        return failure or Finish(FinishReason.LENGTH)
+        return failure or Finish(FinishReason.LENGTH, waves=self.waves)
 
 
 class FakeRunning:

@@ -52,6 +52,8 @@ class Attempt:
     rank: int = 0
     shown_s: float | None = None
     """When its first tokens could be shown."""
+    waves: tuple[str, ...] = ()
+    """Traceparent of the wave segment of its first step, if it is traced."""
 
     @property
     def deadline_s(self) -> float:

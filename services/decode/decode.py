@@ -146,6 +146,7 @@ class Decoding:
         attempt.handoff_bytes = output.pulled.bytes_moved if output.pulled is not None else 0
         attempt.handoff_s = now_s - attempt.accepted_s
         self.handoff_s.observe(attempt.handoff_s)
+        self.spans.first_step(attempt, now_s)
         if not attempt.handoff_bytes:
             self._fail(attempt, ServingError(Reason.HANDOFF_FAILED, "the pull moved no bytes"))
             return False
@@ -211,7 +212,12 @@ class Decoding:
         self._end(attempt, ended)
 
     def _end(self, attempt: Attempt, ended: Ended) -> None:
-        ended = replace(ended, handoff_bytes=attempt.handoff_bytes, handoff_s=attempt.handoff_s)
+        ended = replace(
+            ended,
+            handoff_bytes=attempt.handoff_bytes,
+            handoff_s=attempt.handoff_s,
+            waves=self.spans.waves_of(attempt),
+        )
         attempt.session.remember_end(ended)
         self.frames.end(attempt.session, ended)
         self.frames.send_soon()

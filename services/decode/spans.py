@@ -11,6 +11,7 @@ from splitwave.core.generation import FinishReason
 from splitwave.engine.port import GroupDescription
 from splitwave.runtime import tracing_names as names
 from splitwave.runtime.tracing import NONE, Attributes, Past, Tracing, Value
+from splitwave.runtime.wave_spans import WaveSpans
 
 _WELL = frozenset(FinishReason)
 
@@ -18,13 +19,36 @@ _WELL = frozenset(FinishReason)
 class DecodeSpans:
     """Spans of attempts that were accepted."""
 
-    def __init__(self, traces: Tracing, worker_id: str, group: GroupDescription) -> None:
+    def __init__(
+        self,
+        traces: Tracing,
+        worker_id: str,
+        group: GroupDescription,
+        waves: WaveSpans | None = None,
+    ) -> None:
         self._traces = traces
+        self._waves = waves
         self._about: dict[str, Value] = {
             "splitwave.worker": worker_id,
             "splitwave.group": group.group_id,
             "splitwave.epoch": group.epoch,
         }
+
+    def first_step(self, attempt: Attempt, now_s: float) -> None:
+        """Its first output came now."""
+        attempt.waves = self._worked(attempt, now_s)
+
+    def waves_of(self, attempt: Attempt) -> tuple[str, ...]:
+        """Traceparents of the wave segments of its first and last step: none, one or two."""
+        if not attempt.waves:
+            return ()
+        return tuple(dict.fromkeys(attempt.waves + self._worked(attempt, attempt.progress_s)))
+
+    def _worked(self, attempt: Attempt, at_s: float) -> tuple[str, ...]:
+        traceparent = attempt.submit.traceparent
+        if self._waves is None or not traceparent:
+            return ()
+        return self._waves.worked(traceparent, at_s, at_s)
 
     def ended(self, attempt: Attempt, end: str, now_s: float) -> None:
         """The attempt is over; `end` is its finish reason or why it failed."""
@@ -39,6 +63,7 @@ class DecodeSpans:
             kind=SpanKind.SERVER,
             error=error,
             events=(("last_token", attempt.progress_s),) if error and attempt.shown else (),
+            links=self.waves_of(attempt),
             attributes={
                 **self._about,
                 names.REQUEST_ID: attempt.submit.request_id,

@@ -26,7 +26,7 @@ from splitwave.runtime.engine_metrics import EngineCounters, engine_families
 from splitwave.runtime.metrics import process_families
 from splitwave.runtime.tracing import OFF, Tracing
 from splitwave.runtime.wave_metrics import wave_families
-from splitwave.runtime.wave_spans import record_segments
+from splitwave.runtime.wave_spans import WaveSpans
 from splitwave.runtime.worker import default_worker_id
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class DecodeWorker:
         self.holdings = Holdings(engine, peers, self.room, config, clock)
         frames = Frames(config.frame_wait_s)
         self.decoding = Decoding(group, self.holdings, self.room, frames, clock)
-        self.decoding.spans = DecodeSpans(traces, self.worker_id, group)
+        self._waves = WaveSpans(traces, group, engine)
+        self.decoding.spans = DecodeSpans(traces, self.worker_id, group, self._waves)
         self.sessions.serve_with(self.room, self.decoding)
         self._traces = traces
         self.died: EngineDied | None = None
@@ -207,7 +208,7 @@ class DecodeWorker:
         self.room.settle()
         self.room.tell_load()
         self._check_now_and_then()
-        record_segments(self._traces, self.group, self._engine.wave_segments())
+        self._waves.sweep(self._now_s())
         if self.room.draining and not self.outstanding() and not self.sessions.by_id:
             self._idle.set()
 
@@ -225,6 +226,7 @@ class DecodeWorker:
         await self.counters.close()
         await self.decoding.close(CLOSE_S)
         await self._engine.close()
+        self._waves.close()
         self.holdings.engine_is_gone()
         await self.holdings.releases.finish(CLOSE_S)
 

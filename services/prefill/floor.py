@@ -23,7 +23,7 @@ from splitwave.core.handoff import Handoff, Lease, LeaseEnd, LeaseTable, Release
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.engine.port import EngineRequest, GroupDescription, Held, RequestOutput
 from splitwave.runtime.metrics import Histogram
-from splitwave.runtime.tracing import OFF, Tracing
+from splitwave.runtime.tracing import OFF
 from splitwave.runtime.tracing_names import CLOSED
 from splitwave.runtime.worker import default_worker_id
 
@@ -75,7 +75,6 @@ class Floor:
         loop: EngineLoop,
         config: PrefillConfig,
         clock: Clock,
-        traces: Tracing = OFF,
     ) -> None:
         self.group = group
         self.now_s = clock
@@ -97,7 +96,8 @@ class Floor:
         self.answered = 0
         self.queue_s = Histogram()
         self.compute_s = Histogram()
-        self._spans = PrefillSpans(traces, self.identity.worker_id, group)
+        self.spans = PrefillSpans(OFF, "", group)
+        """Set by the worker, if it traces."""
         self._loop = loop
         self._margin_s = config.lease_margin_s
         self._running: dict[str, Call] = {}
@@ -205,7 +205,7 @@ class Floor:
     def close(self) -> None:
         """Tell of the leases that the worker's own end cuts short."""
         for call in self._held.values():
-            self._spans.lease_ended(call, self.now_s(), CLOSED, "")
+            self.spans.lease_ended(call, self.now_s(), CLOSED, "")
 
     def as_of_now(self, result: PrefillResult) -> PrefillResult:
         """A result with the lease time that is left at this moment."""
@@ -227,7 +227,7 @@ class Floor:
                 result = replace(result, handoff=self._hold(running, output.held))
         except ServingError as error:
             self.failures[error.reason] = self.failures.get(error.reason, 0) + 1
-            self._spans.served(running, now_s, error.reason.value)
+            self.spans.served(running, now_s, error.reason.value)
             _fail(running, error)
         else:
             self.answered += 1
@@ -235,8 +235,14 @@ class Floor:
             queued_s, computed_s = started_s - queued.arrived_s, now_s - started_s
             self.queue_s.observe(queued_s)
             self.compute_s.observe(computed_s)
-            self._spans.served(running, now_s, None, result.cached_tokens)
-            running.result.set_result(replace(result, queued_s=queued_s, computed_s=computed_s))
+            result = replace(
+                result,
+                queued_s=queued_s,
+                computed_s=computed_s,
+                waves=self.spans.waves_of(running, now_s),
+            )
+            self.spans.served(running, now_s, None, result)
+            running.result.set_result(result)
         if output.held is not None and running.call.handoff_id not in self._held:
             self._loop.free(running.request.engine_request_id)
         self._note_idle()
@@ -267,7 +273,7 @@ class Floor:
         now_s, handoff_id = self.now_s(), running.call.handoff_id
         del self._running[handoff_id]
         self.queues.remove(handoff_id, running.queued.rank, now_s, computed=False)
-        self._spans.served(running, now_s, why.value)
+        self.spans.served(running, now_s, why.value)
         self._loop.free(running.request.engine_request_id)
         self._note_idle()
 
@@ -275,7 +281,7 @@ class Floor:
         """A lease has ended: free its blocks in the engine."""
         call, end = self._held.pop(handoff_id), self.leases.ended(handoff_id)
         assert end is not None
-        self._spans.lease_ended(call, self.now_s(), end.value, traceparent)
+        self.spans.lease_ended(call, self.now_s(), end.value, traceparent)
         self._loop.free(call.request.engine_request_id)
         self._note_idle()
 

@@ -77,6 +77,7 @@ def engine_request(call: PrefillCall, group: GroupDescription) -> EngineRequest:
         hold=not _ends_here(call, group),
         priority=call.priority,
         prompt_logprobs=call.prompt_logprobs,
+        trace_headers={"traceparent": call.traceparent} if call.traceparent else None,
     )
 
 

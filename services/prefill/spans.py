@@ -4,26 +4,48 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanKind
 
+from splitwave.core.prefill import PrefillResult
 from splitwave.engine.port import GroupDescription
 from splitwave.runtime import tracing_names as names
 from splitwave.runtime.tracing import Past, Tracing, Value
+from splitwave.runtime.wave_spans import WaveSpans
 
 if TYPE_CHECKING:
     from services.prefill.floor import Call
 
 
+NOTHING = PrefillResult()
+"""What a call that failed has come to."""
+
+
 class PrefillSpans:
     """Spans of calls and of their leases."""
 
-    def __init__(self, traces: Tracing, worker_id: str, group: GroupDescription) -> None:
+    def __init__(
+        self,
+        traces: Tracing,
+        worker_id: str,
+        group: GroupDescription,
+        waves: WaveSpans | None = None,
+    ) -> None:
         self._traces = traces
+        self._waves = waves
         self._about: dict[str, Value] = {
             "splitwave.worker": worker_id,
             "splitwave.group": group.group_id,
             "splitwave.epoch": group.epoch,
         }
 
-    def served(self, call: "Call", now_s: float, error: str | None, cached_tokens: int = 0) -> None:
+    def waves_of(self, call: "Call", now_s: float) -> tuple[str, ...]:
+        """Traceparents of the wave segments of its first and last step, which was now."""
+        if self._waves is None or not call.call.traceparent:
+            return ()
+        began_s = call.queued.started_s or call.queued.arrived_s
+        return self._waves.worked(call.call.traceparent, began_s, now_s)
+
+    def served(
+        self, call: "Call", now_s: float, error: str | None, result: PrefillResult = NOTHING
+    ) -> None:
         """The call is over: answered, failed or stopped."""
         parent = self._traces.wanted(call.call.traceparent)
         if parent is None:
@@ -35,13 +57,14 @@ class PrefillSpans:
             ended_s=now_s,
             kind=SpanKind.SERVER,
             error=error,
+            links=result.waves,
             attributes={
                 **self._about,
                 names.REQUEST_ID: call.call.request_id,
                 "splitwave.handoff.id": call.call.handoff_id,
                 "splitwave.rank": queued.rank,
                 "splitwave.prompt_tokens": queued.tokens,
-                "splitwave.cached_tokens": cached_tokens,
+                "splitwave.cached_tokens": result.cached_tokens,
                 "splitwave.held": call.held_s is not None,
             },
         )

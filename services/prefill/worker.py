@@ -13,6 +13,7 @@ from services.prefill.engine_loop import EngineLoop
 from services.prefill.floor import Floor, Identity
 from services.prefill.metrics import families
 from services.prefill.prefill import prefill
+from services.prefill.spans import PrefillSpans
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.handoff import LeaseEnd
@@ -24,7 +25,7 @@ from splitwave.runtime.engine_metrics import EngineCounters, engine_families
 from splitwave.runtime.metrics import process_families
 from splitwave.runtime.tracing import OFF, Tracing
 from splitwave.runtime.wave_metrics import wave_families
-from splitwave.runtime.wave_spans import record_segments
+from splitwave.runtime.wave_spans import WaveSpans
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,10 @@ class PrefillWorker:
         self._config = config
         self.group = group
         self.loop = EngineLoop(engine, clock)
-        self.floor = Floor(group, self.loop, config, clock, traces)
+        self.floor = Floor(group, self.loop, config, clock)
+        self._waves = WaveSpans(traces, group, engine)
+        worker_id = self.floor.identity.worker_id
+        self.floor.spans = PrefillSpans(traces, worker_id, group, self._waves)
         self._traces = traces
         self.counters = EngineCounters(engine.counters, self._describe(), clock)
 
@@ -177,13 +181,14 @@ class PrefillWorker:
         while True:
             await asyncio.sleep(self._config.sweep_s)
             self.floor.sweep()
-            record_segments(self._traces, self.group, self._engine.wave_segments())
+            self._waves.sweep(self.now_s())
 
     async def close(self) -> None:
         """Stop the engines."""
         self.floor.close()
         await self.counters.close()
         await self._engine.close()
+        self._waves.close()
 
     async def collect(self) -> Iterable[Metric]:
         """Metrics, made now."""

@@ -64,6 +64,8 @@ class Finish:
     stop_token_id: int | None = None
     handoff_bytes: int = 0
     handoff_s: float = 0.0
+    waves: Sequence[str] = ()
+    """Traceparents of the wave segments of its first and last step in decode, if it is traced."""
 
 
 class Running(Protocol):
@@ -202,6 +204,7 @@ async def _attempt(step: _Attempt, room: Room | None) -> Finish:
             running = await _hand_over(step, room, held, handoff)
             finish = await _decode(step, running)
             span.set_attribute("splitwave.handoff.bytes", finish.handoff_bytes)
+            tracing.link(finish.waves)
             return finish
 
 
@@ -237,6 +240,7 @@ async def _first_token(
                 step.share(PREFILL_SHARE),
                 frozenset(step.trail.avoid_prefill),
             )
+            tracing.link(result.waves)
     except ServingError as error:
         if error.reason is Reason.WORKER_LOST:
             step.trail.avoid_prefill.add(held.worker_id)

@@ -310,7 +310,11 @@ class Session:
         if ended.finish_reason is not None:
             attempt.end(
                 Finish(
-                    ended.finish_reason, ended.stop_token_id, ended.handoff_bytes, ended.handoff_s
+                    ended.finish_reason,
+                    ended.stop_token_id,
+                    ended.handoff_bytes,
+                    ended.handoff_s,
+                    ended.waves,
                 )
             )
         else:

@@ -49,3 +49,5 @@ class PrefillResult:
     """In the worker's queue, before the first step that took it."""
     computed_s: float = 0.0
     """From then to the answer."""
+    waves: Sequence[str] = ()
+    """Traceparents of the wave segments of its first and last step; none if it is not traced."""

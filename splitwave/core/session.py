@@ -253,6 +253,8 @@ class Ended:
     error: ServingError | None = None
     handoff_bytes: int = 0
     handoff_s: float = 0.0
+    waves: Sequence[str] = ()
+    """Traceparents of the wave segments of its first and last step; none if it is not traced."""
 
 
 @dataclass(slots=True)

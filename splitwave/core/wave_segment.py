@@ -5,9 +5,10 @@ first. It holds what the ranks did meanwhile, by their own counts.
 """
 
 import enum
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from splitwave.core.wave_message import GroupState, RankReport, RankWork, StartWave
 
@@ -15,6 +16,8 @@ LINKS_MAX = 32
 SEGMENT_MAX_S = 10.0
 LAST_WORDS_MAX_S = 0.25
 """How long an ended wave waits for the counts that its ranks send as they fall asleep."""
+BEGINS_KEPT_MAX = 4096
+"""Begins of segments that are remembered, for steps of a while ago."""
 
 
 class SegmentEnd(enum.StrEnum):
@@ -25,12 +28,32 @@ class SegmentEnd(enum.StrEnum):
     LENGTH = "length"
 
 
+class SegmentKey(NamedTuple):
+    """Which segment of an epoch."""
+
+    wave: int
+    segment: int
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A request's span that exemplifies a segment."""
 
     trace_id: str
     span_id: str
+
+    @classmethod
+    def sampled(cls, traceparent: str) -> "Link | None":
+        """The span that a W3C traceparent names; None unless it is sampled."""
+        parts = traceparent.split("-")
+        if parts[::3] != ["00", "01"] or [len(part) for part in parts[1:3]] != [32, 16]:
+            return None
+        return cls(parts[1], parts[2])
+
+    @property
+    def traceparent(self) -> str:
+        """W3C traceparent that names it."""
+        return f"00-{self.trace_id}-{self.span_id}-01"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +79,11 @@ class WaveSegment:
     links: Sequence[Link]
     links_dropped: int
     """Requests beyond the `LINKS_MAX` that are kept."""
+
+    @property
+    def key(self) -> SegmentKey:
+        """Names it within the epoch."""
+        return SegmentKey(self.wave, self.segment)
 
     @property
     def steps(self) -> int:
@@ -85,14 +113,12 @@ class _Open:
         self.end = SegmentEnd.PAUSE
         self.wake_s: dict[int, float] = {}
         self.counts: Counter[str] = Counter()
-        self.links: list[Link] = []
-        self.links_dropped = 0
+        self.links: dict[Link, None] = {}
+        """As many as there are, in their order: a request is told of as it comes and as it goes."""
 
-    def link(self, link: Link) -> None:
-        if len(self.links) < LINKS_MAX:
-            self.links.append(link)
-        else:
-            self.links_dropped += 1
+    @property
+    def key(self) -> SegmentKey:
+        return SegmentKey(self.wave, self.segment)
 
     def closed(self, epoch: int) -> WaveSegment:
         counts = self.counts
@@ -110,8 +136,8 @@ class _Open:
             votes=counts["votes"],
             tokens=counts["tokens"],
             padded_tokens=counts["padded_tokens"],
-            links=tuple(self.links),
-            links_dropped=self.links_dropped,
+            links=tuple(self.links)[:LINKS_MAX],
+            links_dropped=max(0, len(self.links) - LINKS_MAX),
         )
 
 
@@ -131,15 +157,40 @@ class WaveSegments:
         self._ended: list[WaveSegment] = []
         self._spare = _Open(-1, 0, "", 0.0)  # Counts and links that no segment has claimed yet.
         self._last: dict[int, RankReport] = {}
+        self._begins: deque[tuple[float, SegmentKey]] = deque(maxlen=BEGINS_KEPT_MAX)
 
     @property
-    def current(self) -> tuple[int, int] | None:
-        """Wave and number of the segment that grows now."""
-        return (self._open.wave, self._open.segment) if self._open else None
+    def current(self) -> SegmentKey | None:
+        """The segment that grows now."""
+        return self._open.key if self._open else None
+
+    def _at(self, at_s: float) -> SegmentKey | None:
+        """The segment of a step that was done then; None before the first one."""
+        for began_s, key in reversed(self._begins):
+            if began_s <= at_s:
+                return key
+        return None
 
     def note_request(self, link: Link) -> None:
         """A request is sent to the group: it belongs to the segment of now, or the next."""
-        (self._open or self._spare).link(link)
+        (self._open or self._spare).links[link] = None
+
+    def note_work(self, link: Link, since_s: float, until_s: float) -> tuple[SegmentKey, ...]:
+        """A request was worked on meanwhile, without a pause: none is while there is work.
+
+        Returns the segments of its first and last step: none, one or two. They link to it,
+        unless they are over.
+        """
+        last = self._at(until_s)
+        if last is None:
+            return ()
+        first = self._at(since_s)
+        if first is None or first.wave < last.wave:  # It came before there was a start for it.
+            first = SegmentKey(last.wave, 1)
+        for segment in (self._ending, self._open):
+            if segment is not None and segment.key in (first, last):
+                segment.links[link] = None
+        return (first,) if first == last else (first, last)
 
     def on_start(self, start: StartWave, now_s: float) -> None:
         """A start is broadcast; a repeated one belongs to the segment of the first."""
@@ -192,10 +243,9 @@ class WaveSegments:
 
     def _begin(self, wave: int, number: int, why: str, now_s: float) -> None:
         segment = self._open = _Open(wave, number, why, now_s)
+        self._begins.append((now_s, segment.key))
         segment.counts.update(self._spare.counts)
-        for link in self._spare.links:
-            segment.link(link)
-        segment.links_dropped += self._spare.links_dropped
+        segment.links |= self._spare.links
         self._spare = _Open(-1, 0, "", 0.0)
 
     def _pause(self, now_s: float) -> None:

@@ -15,7 +15,7 @@ from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
 from splitwave.core.mode_guard import StepViolation
 from splitwave.core.strict_json import Scalar
 from splitwave.core.wave_record import WaveStatus
-from splitwave.core.wave_segment import WaveSegment
+from splitwave.core.wave_segment import Link, SegmentKey, WaveSegment
 from splitwave.core.worker import RankCounters as RankCounters
 from splitwave.core.worker import Role as Role
 
@@ -199,6 +199,13 @@ class Engine(Protocol):
 
     def wave_segments(self) -> list[WaveSegment]:
         """Segments of its waves that have ended since the last call."""
+
+    def note_work(self, request: Link, since_s: float, until_s: float) -> Sequence[SegmentKey]:
+        """A traced request was worked on meanwhile; times are of this host's monotonic clock.
+
+        Returns the wave segments of its first and last step, which link to it unless they are
+        over: none, one or two.
+        """
 
     async def close(self) -> None:
         """Stop all processes of the group. Idempotent; bounded in time."""

@@ -25,6 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from prometheus_client import Metric
 
 from splitwave.runtime.metrics import counter
+from splitwave.runtime.tracing_ids import OwnIds
 from splitwave.runtime.tracing_queue import LOSSES, Counts, SpanPass, SpanQueue
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,9 @@ class Past:
     """W3C traceparent of a span that had to do with it, of this or another trace."""
     links: Sequence[str] = ()
     """More of them."""
+    own: str = ""
+    """W3C traceparent that this span is to have, since others name it already: then it is a trace
+    of its own, and kept whatever the ratio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +121,10 @@ class Tracing:
         tracer: trace.Tracer | None = None,
         queue: SpanQueue | SpanPass | None = None,
         clock: WallClock | None = None,
+        ids: OwnIds | None = None,
     ) -> None:
         self._tracer = tracer
+        self._ids = ids or OwnIds()
         self._queue = queue
         self.clock = clock or WallClock()
         self.enabled = tracer is not None
@@ -153,9 +159,10 @@ class Tracing:
         named = [span_context(said) for said in (past.link, *past.links) if said]
         links = [Link(linked) for linked in named if linked is not None]
         began_ns = self.clock.ns(past.began_s)
-        span = self._tracer.start_span(
-            past.name, parent, past.kind, past.attributes, links, start_time=began_ns
-        )
+        with self._ids.next_is(span_context(past.own) if past.own else None):
+            span = self._tracer.start_span(
+                past.name, parent, past.kind, past.attributes, links, start_time=began_ns
+            )
         for name, at_s in past.events:
             span.add_event(name, timestamp=self.clock.ns(at_s))
         if past.error is not None:
@@ -207,13 +214,15 @@ def traced(origin: Origin, queue: SpanQueue | SpanPass, clock: WallClock | None 
             **origin.resource,
         }
     )
+    ids = OwnIds()
     provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(origin.ratio)),
+        sampler=ids.kept_or(ParentBased(TraceIdRatioBased(origin.ratio))),
         resource=resource,
+        id_generator=ids,
         shutdown_on_exit=False,  # `close` does it, within its time.
     )
     provider.add_span_processor(queue)
-    return Tracing(provider.get_tracer("splitwave"), queue, clock)
+    return Tracing(provider.get_tracer("splitwave"), queue, clock, ids)
 
 
 def span_context(traceparent: str) -> SpanContext | None:

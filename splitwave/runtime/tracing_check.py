@@ -10,7 +10,7 @@ from typing import Final
 
 from splitwave.runtime import tracing_names as names
 from splitwave.runtime.tracing_files import ERROR, OK, UNSET, SpanRecord, by_trace
-from splitwave.runtime.wave_spans import WAVE_SEGMENT
+from splitwave.runtime.wave_spans import LINKS_DROPPED, WAVE_SEGMENT
 
 SLACK_S: Final = 0.02
 """How much earlier than its parent a span of another process may begin: clocks differ a little."""
@@ -24,8 +24,7 @@ def faults(spans: Iterable[SpanRecord], wanted: Mapping[str, str] | None = None)
     `wanted` has the outcome of each request that must be there, by request id.
     """
     found, outcomes = [], dict[str, list[str]]()
-    of_requests = [span for span in spans if span.name != WAVE_SEGMENT]
-    for trace_id, trace in by_trace(of_requests).items():
+    for trace_id, trace in by_trace(of_requests(spans)).items():
         found += [f"trace {trace_id}: {fault}" for fault in _Trace(trace).faults()]
         for span in trace:
             if span.is_request:
@@ -36,6 +35,41 @@ def faults(spans: Iterable[SpanRecord], wanted: Mapping[str, str] | None = None)
             had = outcomes.get(request_id, [])
             found.append(f"request {request_id}: {outcome} is wanted once, there is {had}")
     return found
+
+
+def of_requests(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
+    """These spans but for those of waves, each of which is a trace of its own."""
+    return [span for span in spans if span.name != WAVE_SEGMENT]
+
+
+def broken_links(spans: Sequence[SpanRecord]) -> list[str]:
+    """Links between requests and wave segments that cannot be followed, both ways.
+
+    For the spans of workers that have stopped in order: one that was killed takes the segments
+    along that have not ended.
+    """
+    by_id = {span.span_id: span for span in spans}
+    found = []
+    for span in spans:
+        if span.name == WAVE_SEGMENT:
+            lost = [link for link in span.links if link not in by_id]
+            found += [f"a wave's link {link} leads nowhere" for link in lost]
+        elif span.name in (names.PREFILL_SERVE, names.DECODE_SERVE):
+            found += [f"{span.name} ({span.span_id}): {fault}" for fault in _lost(span, by_id)]
+    return found
+
+
+def _lost(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> Iterator[str]:
+    for link in span.links:
+        wave = by_id.get(link)
+        if wave is None or wave.name != WAVE_SEGMENT:
+            yield f"its wave {link} is not there"
+        elif span.parent_id not in wave.links and not wave.attributes[LINKS_DROPPED]:
+            yield f"its wave {link} does not link back"
+        parent = by_id.get(span.parent_id)
+        well = parent is not None and ERROR not in (parent.status, span.status)
+        if parent is not None and well and link not in parent.links:
+            yield f"the router's span does not link to its wave {link}"
 
 
 class _Trace:

@@ -289,8 +289,6 @@ class Welcome(_message.Message):
     MODEL_LEN_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCKS_PER_RANK_FIELD_NUMBER: _builtins.int
     TAKES_BATCHES_FIELD_NUMBER: _builtins.int
-    RANKS_FIELD_NUMBER: _builtins.int
-    SEATS_PER_RANK_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker."""
     group_id: _builtins.str
@@ -313,10 +311,6 @@ class Welcome(_message.Message):
     """Blocks of one rank: no request can have more."""
     takes_batches: _builtins.bool
     """True if this worker reads batches."""
-    ranks: _builtins.int
-    """Ranks of the group; 0 from a worker that does not say."""
-    seats_per_rank: _builtins.int
-    """Seats of one rank: with ranks and blocks, the most completions that the group ever runs at once."""
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptState]:
         """For each of Hello.attempt_ids, whether it is known here."""
@@ -341,12 +335,10 @@ class Welcome(_message.Message):
         model_len_max_tokens: _builtins.int = ...,
         blocks_per_rank: _builtins.int = ...,
         takes_batches: _builtins.bool = ...,
-        ranks: _builtins.int = ...,
-        seats_per_rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reattach", b"reattach"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "block_size_tokens", b"block_size_tokens", "blocks_per_rank", b"blocks_per_rank", "epoch", b"epoch", "grant_blocks", b"grant_blocks", "group_id", b"group_id", "kv_layout", b"kv_layout", "model_len_max_tokens", b"model_len_max_tokens", "ranks", b"ranks", "reattach", b"reattach", "reattached", b"reattached", "received_number", b"received_number", "seats_per_rank", b"seats_per_rank", "takes_batches", b"takes_batches", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "block_size_tokens", b"block_size_tokens", "blocks_per_rank", b"blocks_per_rank", "epoch", b"epoch", "grant_blocks", b"grant_blocks", "group_id", b"group_id", "kv_layout", b"kv_layout", "model_len_max_tokens", b"model_len_max_tokens", "reattach", b"reattach", "reattached", b"reattached", "received_number", b"received_number", "takes_batches", b"takes_batches", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -911,6 +903,7 @@ class Ended(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     HANDOFF_BYTES_FIELD_NUMBER: _builtins.int
     HANDOFF_FIELD_NUMBER: _builtins.int
+    WAVE_TRACEPARENTS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """The attempt's slot."""
     attempt_id: _builtins.str
@@ -929,6 +922,12 @@ class Ended(_message.Message):
     def handoff(self) -> _duration_pb2.Duration:
         """From Accepted to its first token."""
 
+    @_builtins.property
+    def wave_traceparents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """W3C trace contexts of the wave segments in which its first and its last step were, the first
+        one first; one if they are the same. None unless it is traced.
+        """
+
     def __init__(
         self,
         *,
@@ -939,10 +938,11 @@ class Ended(_message.Message):
         failure: _error_pb2.Failure | None = ...,
         handoff_bytes: _builtins.int = ...,
         handoff: _duration_pb2.Duration | None = ...,
+        wave_traceparents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "failure", b"failure", "handoff", b"handoff", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "attempt_id", b"attempt_id", "failure", b"failure", "finish_reason", b"finish_reason", "handoff", b"handoff", "handoff_bytes", b"handoff_bytes", "slot", b"slot", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "attempt_id", b"attempt_id", "failure", b"failure", "finish_reason", b"finish_reason", "handoff", b"handoff", "handoff_bytes", b"handoff_bytes", "slot", b"slot", "stop_token_id", b"stop_token_id", "wave_traceparents", b"wave_traceparents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

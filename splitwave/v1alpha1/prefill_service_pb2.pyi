@@ -98,6 +98,7 @@ class PrefillResponse(_message.Message):
     QUEUED_FIELD_NUMBER: _builtins.int
     COMPUTED_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    WAVE_TRACEPARENTS_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """First generated token. Absent if it was not to be kept."""
     finish_reason: _generation_pb2.FinishReason.ValueType
@@ -126,6 +127,12 @@ class PrefillResponse(_message.Message):
     def prompt_logprobs(self) -> _generation_pb2.TokenLogprobs:
         """If they were asked for: one row for each token of the prompt but the first."""
 
+    @_builtins.property
+    def wave_traceparents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """W3C trace contexts of the wave segments in which its first and its last step were, the first
+        one first; one if they are the same. None unless it is traced.
+        """
+
     def __init__(
         self,
         *,
@@ -138,10 +145,11 @@ class PrefillResponse(_message.Message):
         queued: _duration_pb2.Duration | None = ...,
         computed: _duration_pb2.Duration | None = ...,
         prompt_logprobs: _generation_pb2.TokenLogprobs | None = ...,
+        wave_traceparents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_token_id", b"_token_id", "computed", b"computed", "handoff", b"handoff", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queued", b"queued", "stop_token_id", b"stop_token_id", "token_id", b"token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_token_id", b"_token_id", "cached_tokens", b"cached_tokens", "computed", b"computed", "finish_reason", b"finish_reason", "handoff", b"handoff", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queued", b"queued", "stop_token_id", b"stop_token_id", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "_token_id", b"_token_id", "cached_tokens", b"cached_tokens", "computed", b"computed", "finish_reason", b"finish_reason", "handoff", b"handoff", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queued", b"queued", "stop_token_id", b"stop_token_id", "token_id", b"token_id", "wave_traceparents", b"wave_traceparents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

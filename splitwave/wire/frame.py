@@ -80,6 +80,7 @@ def _ended_to_proto(ended: Ended) -> pb.Ended:
         failure=failure_to_proto(ended.error) if ended.error else None,
         handoff_bytes=ended.handoff_bytes,
         handoff=duration_to_proto(ended.handoff_s),
+        wave_traceparents=ended.waves,
     )
 
 
@@ -95,6 +96,7 @@ def _ended_from_proto(message: pb.Ended) -> Ended:
         error=failure_from_proto(message.failure) if message.HasField("failure") else None,
         handoff_bytes=message.handoff_bytes,
         handoff_s=duration_from_proto(message.handoff),
+        waves=tuple(message.wave_traceparents),
     )
 
 

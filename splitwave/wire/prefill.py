@@ -70,6 +70,7 @@ def prefill_result_to_proto(result: PrefillResult) -> pb.PrefillResponse:
         queued=duration_to_proto(result.queued_s),
         computed=duration_to_proto(result.computed_s),
         prompt_logprobs=logprobs_to_proto(result.prompt_logprobs or ()),
+        wave_traceparents=result.waves,
     )
 
 
@@ -99,6 +100,7 @@ def prefill_result_from_proto(
             if message.HasField("prompt_logprobs")
             else None
         ),
+        waves=tuple(message.wave_traceparents),
     )
 
 

@@ -18,10 +18,11 @@ from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
 from splitwave.runtime import tracing_names as names
 from splitwave.runtime.tracing import Origin, Tracing, traced
-from splitwave.runtime.tracing_check import faults
+from splitwave.runtime.tracing_check import broken_links, faults, of_requests
 from splitwave.runtime.tracing_export import FileExporter
 from splitwave.runtime.tracing_files import SpanRecord, by_trace, find_traces, read_spans
 from splitwave.runtime.tracing_queue import SpanQueue
+from splitwave.runtime.wave_spans import LINKS_DROPPED, WAVE_SEGMENT
 from splitwave.wire.client import Ask, generate
 from tests.integration.router_stack import MODEL, Model, RouterStack, router_stack
 from tests.integration.worker_stack import DECODE, eventually
@@ -55,10 +56,17 @@ class Files:
         return cls(directory, Traces(**made), list(made.values()))
 
     async def spans(self, stack: RouterStack) -> list[SpanRecord]:
-        """Stop the router once nothing is held, and read all that was written."""
+        """The spans of requests, of `all_spans`."""
+        return of_requests(await self.all_spans(stack))
+
+    async def all_spans(self, stack: RouterStack) -> list[SpanRecord]:
+        """Stop everything once nothing is held, and read all that was written."""
         await stack.empty()
         stack.stop.set()
         await stack.exit_code
+        for worker in (stack.workers.prefill, stack.workers.decode):
+            worker.stop.set()
+            await worker.task
         for service in self.services:
             await service.close(5.0)
         assert [each.counts.dropped for each in self.services] == [0, 0, 0]
@@ -204,7 +212,7 @@ async def test_500_requests_of_all_ends_have_500_whole_traces(
     stack: RouterStack, files: Files
 ) -> None:
     wanted = {**await ordinary(stack), **await crowded(stack)}
-    spans = await files.spans(stack)
+    spans = await files.all_spans(stack)
 
     assert Counter(wanted.values()) == {
         FINISHED: 400,
@@ -214,9 +222,23 @@ async def test_500_requests_of_all_ends_have_500_whole_traces(
         "model_not_found": 4,
     }
     assert faults(spans, wanted) == []
+    assert broken_links(spans) == []
+    check_waves(spans)
+    spans = of_requests(spans)
     assert len(by_trace(spans)) == 500
     assert said(spans) == {kind.name: set(kind.says) - TEXTS for kind in names.SPANS}
     check_controls(spans)
+
+
+def check_waves(spans: list[SpanRecord]) -> None:
+    """See that requests that were served have waves, and that a lost one is found."""
+    waves = [span for span in spans if span.name == WAVE_SEGMENT]
+    served = [s for s in spans if s.is_request and s.attributes[names.OUTCOME] == FINISHED]
+    assert all(span.links for span in served), "a request links to no wave"
+    lost = next(x for x in waves if x.links and not x.attributes[LINKS_DROPPED])
+    assert broken_links([span for span in spans if span is not lost])
+    assert broken_links([replace(s, links=()) if s is lost else s for s in spans])
+    assert broken_links([span for span in spans if span.span_id not in lost.links])
 
 
 TEXTS = {"gen_ai.input.messages", "gen_ai.output.messages"}

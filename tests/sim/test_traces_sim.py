@@ -24,7 +24,7 @@ from splitwave.engine.port import Role
 from splitwave.engine.sim import SimFaults, SimSettings, write_vocabulary
 from splitwave.runtime import tracing_names as names
 from splitwave.runtime.tracing import WallClock
-from splitwave.runtime.tracing_check import faults
+from splitwave.runtime.tracing_check import broken_links, faults, of_requests
 from splitwave.runtime.tracing_files import SpanRecord, by_trace
 from splitwave.text import Tokenizer
 from splitwave.v1alpha1 import generate_service_pb2 as pb
@@ -179,6 +179,8 @@ def test_thousands_of_requests_of_all_ends_have_a_whole_trace_each(tokenizer: To
 
     spans = list(kept.spans())
     assert faults(spans, wanted) == []
+    assert broken_links(spans) == []
+    spans = of_requests(spans)
     assert len(by_trace(spans)) == len(wanted) == REQUESTS
     check_variety(spans, Counter(wanted.values()))
     last = next(i for i, span in enumerate(spans) if span.name == names.TOKENS)

@@ -20,6 +20,7 @@ from tests.fakes import FakeDecode, FakeFleet, FakePrefill, FakeSink, now_s
 from tests.unit.traced import Kept
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+WAVES = tuple(f"00-{TRACE_ID}-{i:016x}-01" for i in (1, 2, 3))
 CLIENT = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
 
 
@@ -28,10 +29,13 @@ def origin(headers: dict[str, str] | None = None) -> tracing.Origin:
 
 
 async def serve(
-    traces: Tracing, decode_ends: list[tuple[int, ServingError]], sampling: Sampling
+    traces: Tracing,
+    decode_ends: list[tuple[int, ServingError]],
+    sampling: Sampling,
+    decode: FakeDecode | None = None,
 ) -> FakeDecode:
-    prefill = FakePrefill()
-    decode = FakeDecode("d0", prefill)
+    decode = decode or FakeDecode("d0", FakePrefill())
+    prefill = decode.prefill
     decode.ends = decode_ends
     call = Call(
         request=Request("r", (1, 2, 3), sampling),
@@ -72,6 +76,19 @@ async def test_the_steps_of_an_attempt_stand_below_it_and_it_below_the_request()
     assert (accepted.name, accepted.attributes) == ("accepted", {"splitwave.decode_worker": "d0"})
     assert decode.submits[0].traceparent == f"00-{TRACE_ID}-{steps[-1].span_id}-01"
     assert root.attributes[names.ROUTER_SPANS] == 5
+
+
+async def test_a_request_and_its_steps_link_to_the_waves_that_they_were_in() -> None:
+    kept, prefill = Kept(), FakePrefill()
+    decode = FakeDecode("d0", prefill)
+    prefill.waves, decode.waves = (WAVES[0],), WAVES[1:]
+
+    await serve(kept.traces().router, [], GREEDY, decode)
+
+    ids = [wave[36:52] for wave in WAVES]
+    (step,), (call,) = named(kept, names.PREFILL), named(kept, names.DECODE)
+    assert (list(step.links), list(call.links)) == (ids[:1], ids[1:])
+    assert list(root_of(kept).links) == ids
 
 
 async def test_a_second_attempt_is_a_span_of_its_own_that_says_where_it_goes_on() -> None:

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from splitwave.core.errors import ServingError
+from splitwave.core.session import Cancel, Ended
 from splitwave.engine.sim import RankDeath, RankPause, SimFaults
 from splitwave.runtime import tracing_names as names
 from splitwave.runtime.tracing_files import SpanRecord
+from splitwave.runtime.wave_spans import WAVE_SEGMENT
 from tests.sim.virtual_loop import run
 from tests.unit.hand_router import HandRouter
 from tests.unit.traced import Kept
@@ -25,7 +27,9 @@ class Told:
     """The spans of one test, by name."""
 
     def __init__(self, kept: Kept) -> None:
-        self.spans = list(kept.spans())
+        told = list(kept.spans())
+        self.spans = [span for span in told if span.name != WAVE_SEGMENT]
+        self.waves = {span.span_id: span for span in told if span.name == WAVE_SEGMENT}
         self.by_name = {span.name: span for span in self.spans}
 
     def __getitem__(self, name: str) -> SpanRecord:
@@ -229,3 +233,54 @@ def test_without_a_sampled_trace_nothing_is_told(traceparent: str) -> None:
         await router.heard["r/0/1"].over.wait()
 
     assert told_of(scenario).spans == []
+
+
+# Waves.
+
+
+def test_an_attempt_and_the_segments_of_its_first_and_last_step_link_to_each_other() -> None:
+    ended: list[Ended] = []
+
+    async def scenario(r: Rig) -> None:
+        router = await started(r, replace(GREEDY, max_tokens=300))
+        heard = router.heard["r/0/1"]
+        await heard.over.wait()
+        assert heard.ended is not None
+        ended.append(heard.ended)
+
+    told = told_of(scenario, decode=replace(DECODE, step_fixed_s=0.05))  # 15 s: it is cut once.
+
+    links = told[names.DECODE_SERVE].links
+    first, last = (told.waves[link] for link in links)
+    assert [first.attributes["splitwave.wave.segment_number"],
+            last.attributes["splitwave.wave.segment_number"]] == [1, 2]  # fmt: skip
+    assert [SPAN_ID in wave.links for wave in (first, last)] == [True, True]
+    assert [link[36:52] for link in ended[0].waves] == list(links)
+
+
+def test_a_prompt_and_its_wave_link_to_each_other() -> None:
+    waves: list[str] = []
+
+    async def scenario(r: Rig) -> None:
+        await asyncio.sleep(1.0)
+        result = await r.prefill_one("h", PROMPT)
+        waves.extend(result.waves)
+
+    told = told_of(scenario)
+
+    (link,) = told[names.PREFILL_SERVE].links
+    assert told.waves[link].links == (SPAN_ID,)
+    assert [wave[36:52] for wave in waves] == [link]
+
+
+def test_an_attempt_that_is_cancelled_links_to_the_wave_that_it_was_in() -> None:
+    async def scenario(r: Rig) -> None:
+        router = await started(r)
+        await asyncio.sleep(1.0)
+        router.send(Cancel(("r/0/1",)))
+        await asyncio.sleep(0.5)
+
+    told = told_of(scenario)
+
+    (link,) = told[names.DECODE_SERVE].links
+    assert told.waves[link].links == (SPAN_ID,)

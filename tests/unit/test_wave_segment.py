@@ -167,3 +167,50 @@ def test_requests_are_linked_to_the_segment_that_they_start_and_32_are_kept() ->
 
     assert segment.links[0] == Link("first", "1")
     assert (len(segment.links), segment.links_dropped) == (LINKS_MAX, 9)
+
+
+def test_a_request_that_is_told_of_again_is_one_link() -> None:
+    group = Group()
+    group.start(0, 1.0)
+    link = Link("trace", "1")
+    group.segments.note_request(link)
+    group.segments.note_work(link, 1.1, 1.2)
+
+    (segment,) = group.segments.end_epoch(2, 2.0)
+
+    assert (segment.links, segment.links_dropped) == ((link,), 0)
+
+
+def test_work_belongs_to_the_segments_of_its_first_and_last_step() -> None:
+    group = Group()
+    group.start(0, 1.0)
+    for second in range(1, 25):
+        group.say(0, 0, 1.0 + second, stepping=True)
+        group.settle(RUNNING, 0, 1.0 + second)
+    note = group.segments.note_work
+
+    assert note(Link("t", "1"), 3.0, 4.0) == ((0, 1),)
+    assert note(Link("t", "2"), 3.0, 24.0) == ((0, 1), (0, 3))
+    assert note(Link("t", "3"), 24.0, 25.0) == ((0, 3),)
+    (last,) = group.segments.end_epoch(2, 30.0)
+    assert last.links == (Link("t", "2"), Link("t", "3"))
+
+
+def test_work_that_came_before_its_wave_began_is_of_that_wave() -> None:
+    group = Group()
+    assert group.segments.note_work(Link("t", "0"), 0.1, 0.2) == ()
+    one_wave(group)
+    group.start(1, 1.6)
+
+    assert group.segments.note_work(Link("t", "1"), 1.55, 1.7) == ((1, 1),)
+
+
+def test_a_segment_that_waits_for_its_ranks_last_words_still_takes_links() -> None:
+    group = Group()
+    one_wave(group)  # Rank 1 has not spoken yet.
+    group.segments.note_work(Link("t", "1"), 1.1, 1.4)
+    group.say(1, 1, 1.55, stepping=False)
+    group.settle(PAUSED, 1, 1.55)
+
+    (segment,) = group.ended
+    assert segment.links == (Link("t", "1"),)

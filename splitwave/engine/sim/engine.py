@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from splitwave.core.handoff import LeaseEnd
 from splitwave.core.strict_json import Scalar
 from splitwave.core.wave_record import WaveStatus
-from splitwave.core.wave_segment import WaveSegment
+from splitwave.core.wave_segment import Link, SegmentKey, WaveSegment
 from splitwave.engine.port import (
     EngineDied,
     EngineRequest,
@@ -24,6 +24,7 @@ from splitwave.engine.sim.faults import dies, slowed_step_s
 from splitwave.engine.sim.rank import SimRank
 from splitwave.engine.sim.sequence import Step
 from splitwave.engine.sim.settings import SimSettings
+from splitwave.engine.sim.waves import SimWaves
 
 
 class SimEngine:
@@ -45,6 +46,7 @@ class SimEngine:
         self._wakes: list[asyncio.Event] = []
         self._death: tuple[str, int | None, str] | None = None
         self._closed = False
+        self._waves = SimWaves(settings.epoch) if settings.lockstep else None
 
     def start(self) -> None:
         """Begin to step. Call once."""
@@ -88,6 +90,10 @@ class SimEngine:
             refusal = self._ranks[request.rank].submit(request, now_s)
             if refusal is not None:
                 self._publish([refusal])
+            elif self._waves is not None and request.trace_headers:
+                link = Link.sampled(request.trace_headers.get("traceparent", ""))
+                if link is not None:
+                    self._waves.segments.note_request(link)
         for wake in self._wakes:
             wake.set()
 
@@ -127,8 +133,17 @@ class SimEngine:
         """None: simulated ranks step together without a coordinator."""
 
     def wave_segments(self) -> list[WaveSegment]:
-        """None, likewise."""
-        return []
+        """Segments of its waves that have ended since the last call."""
+        if self._waves is None:
+            return []
+        ended, self._waves.ended = self._waves.ended, []
+        return ended
+
+    def note_work(self, request: Link, since_s: float, until_s: float) -> Sequence[SegmentKey]:
+        """A traced request was worked on meanwhile; returns its first and last segment."""
+        if self._waves is None:
+            return ()
+        return self._waves.segments.note_work(request, since_s, until_s)
 
     async def counters(self) -> Sequence[RankCounters]:
         """Counts of every rank. Raises EngineDied if the group is over."""
@@ -160,12 +175,20 @@ class SimEngine:
 
     async def _step_on(self, ranks: Sequence[SimRank], wake: asyncio.Event) -> None:
         """Step these ranks together while one has work; sleep while none has."""
+        waves = self._waves
         while True:
             if any(rank.has_work for rank in ranks):
                 await self._step(ranks)
-            else:
-                wake.clear()
-                await wake.wait()
+                if waves is not None and waves.is_due(self._now_s()):
+                    waves.cut([rank.counters() for rank in ranks], self._now_s())
+                continue
+            counters = [rank.counters() for rank in ranks]
+            if waves is not None and waves.segments.current is not None:
+                waves.end(counters, self._now_s())
+            wake.clear()
+            await wake.wait()
+            if waves is not None and any(rank.has_work for rank in ranks):
+                waves.begin(counters, self._now_s())
 
     async def _step(self, ranks: Sequence[SimRank]) -> None:
         now_s = self._now_s()
@@ -212,6 +235,8 @@ class SimEngine:
             self._fabric.unregister(self.settings.engine_id)
         for task in self._tasks:
             task.cancel()
+        if self._waves is not None:
+            self._waves.close(self._now_s())
         self._arrived.set()
 
     def _raise_if_over(self) -> None:

@@ -10,7 +10,7 @@ from splitwave.core.errors import Reason
 from splitwave.core.mode_guard import StepViolation
 from splitwave.core.strict_json import Scalar
 from splitwave.core.wave_record import WaveStatus
-from splitwave.core.wave_segment import Link, WaveSegment
+from splitwave.core.wave_segment import Link, SegmentKey, WaveSegment
 from splitwave.engine.port import (
     EngineDied,
     EngineRequest,
@@ -299,13 +299,19 @@ class VllmEngine:
         coordinator.ended_segments.clear()
         return ended
 
+    def note_work(self, request: Link, since_s: float, until_s: float) -> Sequence[SegmentKey]:
+        """A traced request was worked on meanwhile; returns its first and last wave segment."""
+        coordinator = self._processes.coordinator
+        if coordinator is None:
+            return ()
+        return coordinator.segments.note_work(request, since_s, until_s)
+
     def _exemplify(self, request: EngineRequest) -> None:
         """Tell the waves of a request that is traced."""
         coordinator = self._processes.coordinator
-        traceparent = (request.trace_headers or {}).get("traceparent", "")
-        if coordinator is not None and traceparent.endswith("-01"):  # W3C: it is sampled.
-            _, trace_id, span_id, _ = traceparent.split("-")
-            coordinator.segments.note_request(Link(trace_id, span_id))
+        link = Link.sampled((request.trace_headers or {}).get("traceparent", ""))
+        if coordinator is not None and link is not None:
+            coordinator.segments.note_request(link)
 
     async def _give_up_leases(self) -> None:
         """Release all that is held: an engine that is told to stop first waits for its leases."""

@@ -126,6 +126,7 @@ class Coordinator:
             self._loop = None
         if self._timer is not None:
             self._timer.cancel()
+        self.ended_segments += self.segments.end_epoch(self.epoch, time.monotonic())
         self._context.destroy(linger=0)
 
     @property
