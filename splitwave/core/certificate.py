@@ -240,6 +240,17 @@ def examine(
     )
 
 
+def proves(signed: SignedCertificate, trust: Trust, level: Level, now_s: float) -> Refusal | None:
+    """Say why a certificate does not count now for any group, whatever its engines, or None."""
+    body = signed.certificate
+    return (
+        authenticate(signed, trust)
+        or _untimely(body, now_s)
+        or _too_little(body, level)
+        or _flawed(body)
+    )
+
+
 def authenticate(signed: SignedCertificate, trust: Trust) -> Refusal | None:
     """Say why it is not known that a trusted key signed exactly this, or None."""
     body = signed.certificate
@@ -291,12 +302,14 @@ def _for_another(body: Certificate, wanted: Wanted) -> Refusal | None:
             RefusalKind.WRONG_MODE, "mode",
             f"it is for mode {body.mode}; this group runs {wanted.mode}",
         )  # fmt: skip
-    if not body.level.reaches(wanted.level):
-        return Refusal(
-            RefusalKind.WRONG_LEVEL, "level",
-            f"its level is {body.level}; {wanted.level} is demanded",
-        )  # fmt: skip
-    return None
+    return _too_little(body, wanted.level)
+
+
+def _too_little(body: Certificate, level: Level) -> Refusal | None:
+    if body.level.reaches(level):
+        return None
+    words = f"its level is {body.level}; {level} is demanded"
+    return Refusal(RefusalKind.WRONG_LEVEL, "level", words)
 
 
 def _flawed(body: Certificate) -> Refusal | None:
