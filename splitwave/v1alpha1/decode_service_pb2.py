@@ -28,7 +28,7 @@ from splitwave.v1alpha1 import generation_pb2 as splitwave_dot_v1alpha1_dot_gene
 from splitwave.v1alpha1 import kv_handoff_pb2 as splitwave_dot_v1alpha1_dot_kv__handoff__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'splitwave/v1alpha1/decode_service.proto\x12\x12splitwave.v1alpha1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1esplitwave/v1alpha1/error.proto\x1a#splitwave/v1alpha1/generation.proto\x1a#splitwave/v1alpha1/kv_handoff.proto\"\x9f\x04\n\x0eSessionRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12*\n\x05hello\x18\x02 \x01(\x0b\x32\x19.splitwave.v1alpha1.HelloH\x00\x12&\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x17.splitwave.v1alpha1.AckH\x00\x12,\n\x06submit\x18\x04 \x01(\x0b\x32\x1a.splitwave.v1alpha1.SubmitH\x00\x12\x37\n\x0csubmit_chunk\x18\x05 \x01(\x0b\x32\x1f.splitwave.v1alpha1.SubmitChunkH\x00\x12\x34\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\".splitwave.v1alpha1.CancelAttemptsH\x00\x12+\n\x03\x61sk\x18\x07 \x01(\x0b\x32\x1c.splitwave.v1alpha1.AskGrantH\x00\x12\x33\n\ncancel_ask\x18\x08 \x01(\x0b\x32\x1d.splitwave.v1alpha1.CancelAskH\x00\x12-\n\x04take\x18\t \x01(\x0b\x32\x1d.splitwave.v1alpha1.TakeGrantH\x00\x12\x39\n\rreturn_grants\x18\n \x01(\x0b\x32 .splitwave.v1alpha1.ReturnGrantsH\x00\x12\x38\n\x05\x62\x61tch\x18\x0b \x01(\x0b\x32\'.splitwave.v1alpha1.SessionRequestBatchH\x00\x42\x06\n\x04\x62ody\"K\n\x13SessionRequestBatch\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".splitwave.v1alpha1.SessionRequest\"\xf8\x02\n\x0fSessionResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12.\n\x07welcome\x18\x02 \x01(\x0b\x32\x1b.splitwave.v1alpha1.WelcomeH\x00\x12&\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x17.splitwave.v1alpha1.AckH\x00\x12,\n\x06grants\x18\x04 \x01(\x0b\x32\x1a.splitwave.v1alpha1.GrantsH\x00\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x0b\x32\x1c.splitwave.v1alpha1.AcceptedH\x00\x12.\n\x07refused\x18\x06 \x01(\x0b\x32\x1b.splitwave.v1alpha1.RefusedH\x00\x12*\n\x05\x66rame\x18\x07 \x01(\x0b\x32\x19.splitwave.v1alpha1.FrameH\x00\x12\x39\n\x05\x62\x61tch\x18\x08 \x01(\x0b\x32(.splitwave.v1alpha1.SessionResponseBatchH\x00\x42\x06\n\x04\x62ody\"M\n\x14SessionResponseBatch\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.splitwave.v1alpha1.SessionResponse\"\x94\x01\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x10\n\x08reattach\x18\x03 \x01(\x08\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x17\n\x0freceived_number\x18\x05 \x01(\x04\x12\x13\n\x0b\x61ttempt_ids\x18\x06 \x03(\t\x12\x15\n\rtakes_batches\x18\x07 \x01(\x08\"\xdd\x02\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x12\n\nreattached\x18\x04 \x01(\x08\x12\x17\n\x0freceived_number\x18\x05 \x01(\x04\x12\x32\n\x08\x61ttempts\x18\x06 \x03(\x0b\x32 .splitwave.v1alpha1.AttemptState\x12+\n\x08reattach\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tkv_layout\x18\x08 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\t \x01(\r\x12\x14\n\x0cgrant_blocks\x18\n \x01(\r\x12\x1c\n\x14model_len_max_tokens\x18\x0b \x01(\r\x12\x17\n\x0f\x62locks_per_rank\x18\x0c \x01(\r\x12\x15\n\rtakes_batches\x18\r \x01(\x08\"1\n\x0c\x41ttemptState\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05known\x18\x02 \x01(\x08\"\x1e\n\x03\x41\x63k\x12\x17\n\x0freceived_number\x18\x01 \x01(\x04\"\xce\x02\n\x06Submit\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08grant_id\x18\x03 \x01(\t\x12.\n\x07handoff\x18\x04 \x01(\x0b\x32\x1d.splitwave.v1alpha1.KvHandoff\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x0e\n\x06offset\x18\x06 \x01(\r\x12\x34\n\x08sampling\x18\x07 \x01(\x0b\x32\".splitwave.v1alpha1.SamplingParams\x12,\n\tremaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tstall_max\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x11\"L\n\x0bSubmitChunk\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"%\n\x0e\x43\x61ncelAttempts\x12\x13\n\x0b\x61ttempt_ids\x18\x01 \x03(\t\"W\n\x08\x41skGrant\x12\x0e\n\x06\x61sk_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\x12+\n\x08wait_max\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x1b\n\tCancelAsk\x12\x0e\n\x06\x61sk_id\x18\x01 \x01(\t\"V\n\tTakeGrant\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\x12\'\n\x04keep\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"!\n\x0cReturnGrants\x12\x11\n\tgrant_ids\x18\x01 \x03(\t\"\x91\x01\n\x06Grants\x12)\n\x06grants\x18\x01 \x03(\x0b\x32\x19.splitwave.v1alpha1.Grant\x12/\n\x07refused\x18\x02 \x03(\x0b\x32\x1e.splitwave.v1alpha1.RefusedAsk\x12+\n\x04load\x18\x03 \x01(\x0b\x32\x1d.splitwave.v1alpha1.GroupLoad\"o\n\x05Grant\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x61sk_id\x18\x05 \x01(\t\"J\n\nRefusedAsk\x12\x0e\n\x06\x61sk_id\x18\x01 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.splitwave.v1alpha1.Failure\"\\\n\tGroupLoad\x12\x12\n\nseats_free\x18\x01 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x02 \x01(\r\x12\x14\n\x0c\x61sks_waiting\x18\x03 \x01(\r\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\":\n\x08\x41\x63\x63\x65pted\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\"K\n\x07Refused\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.splitwave.v1alpha1.Failure\"\xbd\x01\n\x05\x46rame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\r\x12\x0f\n\x07offsets\x18\x03 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x33\n\x08logprobs\x18\x06 \x01(\x0b\x32!.splitwave.v1alpha1.TokenLogprobs\x12(\n\x05\x65nded\x18\x07 \x03(\x0b\x32\x19.splitwave.v1alpha1.Ended\"\x9c\x02\n\x05\x45nded\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x37\n\rfinish_reason\x18\x03 \x01(\x0e\x32 .splitwave.v1alpha1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12,\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x1b.splitwave.v1alpha1.Failure\x12\x15\n\rhandoff_bytes\x18\x06 \x01(\x04\x12*\n\x07handoff\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11wave_traceparents\x18\x08 \x03(\tB\x10\n\x0e_stop_token_id2g\n\rDecodeService\x12V\n\x07Session\x12\".splitwave.v1alpha1.SessionRequest\x1a#.splitwave.v1alpha1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'splitwave/v1alpha1/decode_service.proto\x12\x12splitwave.v1alpha1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1esplitwave/v1alpha1/error.proto\x1a#splitwave/v1alpha1/generation.proto\x1a#splitwave/v1alpha1/kv_handoff.proto\"\x9f\x04\n\x0eSessionRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12*\n\x05hello\x18\x02 \x01(\x0b\x32\x19.splitwave.v1alpha1.HelloH\x00\x12&\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x17.splitwave.v1alpha1.AckH\x00\x12,\n\x06submit\x18\x04 \x01(\x0b\x32\x1a.splitwave.v1alpha1.SubmitH\x00\x12\x37\n\x0csubmit_chunk\x18\x05 \x01(\x0b\x32\x1f.splitwave.v1alpha1.SubmitChunkH\x00\x12\x34\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\".splitwave.v1alpha1.CancelAttemptsH\x00\x12+\n\x03\x61sk\x18\x07 \x01(\x0b\x32\x1c.splitwave.v1alpha1.AskGrantH\x00\x12\x33\n\ncancel_ask\x18\x08 \x01(\x0b\x32\x1d.splitwave.v1alpha1.CancelAskH\x00\x12-\n\x04take\x18\t \x01(\x0b\x32\x1d.splitwave.v1alpha1.TakeGrantH\x00\x12\x39\n\rreturn_grants\x18\n \x01(\x0b\x32 .splitwave.v1alpha1.ReturnGrantsH\x00\x12\x38\n\x05\x62\x61tch\x18\x0b \x01(\x0b\x32\'.splitwave.v1alpha1.SessionRequestBatchH\x00\x42\x06\n\x04\x62ody\"K\n\x13SessionRequestBatch\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".splitwave.v1alpha1.SessionRequest\"\xf8\x02\n\x0fSessionResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12.\n\x07welcome\x18\x02 \x01(\x0b\x32\x1b.splitwave.v1alpha1.WelcomeH\x00\x12&\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x17.splitwave.v1alpha1.AckH\x00\x12,\n\x06grants\x18\x04 \x01(\x0b\x32\x1a.splitwave.v1alpha1.GrantsH\x00\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x0b\x32\x1c.splitwave.v1alpha1.AcceptedH\x00\x12.\n\x07refused\x18\x06 \x01(\x0b\x32\x1b.splitwave.v1alpha1.RefusedH\x00\x12*\n\x05\x66rame\x18\x07 \x01(\x0b\x32\x19.splitwave.v1alpha1.FrameH\x00\x12\x39\n\x05\x62\x61tch\x18\x08 \x01(\x0b\x32(.splitwave.v1alpha1.SessionResponseBatchH\x00\x42\x06\n\x04\x62ody\"M\n\x14SessionResponseBatch\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.splitwave.v1alpha1.SessionResponse\"\x94\x01\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x10\n\x08reattach\x18\x03 \x01(\x08\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x17\n\x0freceived_number\x18\x05 \x01(\x04\x12\x13\n\x0b\x61ttempt_ids\x18\x06 \x03(\t\x12\x15\n\rtakes_batches\x18\x07 \x01(\x08\"\x84\x03\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x12\n\nreattached\x18\x04 \x01(\x08\x12\x17\n\x0freceived_number\x18\x05 \x01(\x04\x12\x32\n\x08\x61ttempts\x18\x06 \x03(\x0b\x32 .splitwave.v1alpha1.AttemptState\x12+\n\x08reattach\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tkv_layout\x18\x08 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\t \x01(\r\x12\x14\n\x0cgrant_blocks\x18\n \x01(\r\x12\x1c\n\x14model_len_max_tokens\x18\x0b \x01(\r\x12\x17\n\x0f\x62locks_per_rank\x18\x0c \x01(\r\x12\x15\n\rtakes_batches\x18\r \x01(\x08\x12\r\n\x05ranks\x18\x0e \x01(\r\x12\x16\n\x0eseats_per_rank\x18\x0f \x01(\r\"1\n\x0c\x41ttemptState\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05known\x18\x02 \x01(\x08\"\x1e\n\x03\x41\x63k\x12\x17\n\x0freceived_number\x18\x01 \x01(\x04\"\xce\x02\n\x06Submit\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08grant_id\x18\x03 \x01(\t\x12.\n\x07handoff\x18\x04 \x01(\x0b\x32\x1d.splitwave.v1alpha1.KvHandoff\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x0e\n\x06offset\x18\x06 \x01(\r\x12\x34\n\x08sampling\x18\x07 \x01(\x0b\x32\".splitwave.v1alpha1.SamplingParams\x12,\n\tremaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tstall_max\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x11\"L\n\x0bSubmitChunk\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"%\n\x0e\x43\x61ncelAttempts\x12\x13\n\x0b\x61ttempt_ids\x18\x01 \x03(\t\"W\n\x08\x41skGrant\x12\x0e\n\x06\x61sk_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\x12+\n\x08wait_max\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x1b\n\tCancelAsk\x12\x0e\n\x06\x61sk_id\x18\x01 \x01(\t\"V\n\tTakeGrant\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\x12\'\n\x04keep\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"!\n\x0cReturnGrants\x12\x11\n\tgrant_ids\x18\x01 \x03(\t\"\x91\x01\n\x06Grants\x12)\n\x06grants\x18\x01 \x03(\x0b\x32\x19.splitwave.v1alpha1.Grant\x12/\n\x07refused\x18\x02 \x03(\x0b\x32\x1e.splitwave.v1alpha1.RefusedAsk\x12+\n\x04load\x18\x03 \x01(\x0b\x32\x1d.splitwave.v1alpha1.GroupLoad\"o\n\x05Grant\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x61sk_id\x18\x05 \x01(\t\"J\n\nRefusedAsk\x12\x0e\n\x06\x61sk_id\x18\x01 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.splitwave.v1alpha1.Failure\"\\\n\tGroupLoad\x12\x12\n\nseats_free\x18\x01 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x02 \x01(\r\x12\x14\n\x0c\x61sks_waiting\x18\x03 \x01(\r\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\":\n\x08\x41\x63\x63\x65pted\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\"K\n\x07Refused\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.splitwave.v1alpha1.Failure\"\xbd\x01\n\x05\x46rame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\r\x12\x0f\n\x07offsets\x18\x03 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x33\n\x08logprobs\x18\x06 \x01(\x0b\x32!.splitwave.v1alpha1.TokenLogprobs\x12(\n\x05\x65nded\x18\x07 \x03(\x0b\x32\x19.splitwave.v1alpha1.Ended\"\x9c\x02\n\x05\x45nded\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x37\n\rfinish_reason\x18\x03 \x01(\x0e\x32 .splitwave.v1alpha1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12,\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x1b.splitwave.v1alpha1.Failure\x12\x15\n\rhandoff_bytes\x18\x06 \x01(\x04\x12*\n\x07handoff\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11wave_traceparents\x18\x08 \x03(\tB\x10\n\x0e_stop_token_id2g\n\rDecodeService\x12V\n\x07Session\x12\".splitwave.v1alpha1.SessionRequest\x1a#.splitwave.v1alpha1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,41 +46,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=1283
   _globals['_HELLO']._serialized_end=1431
   _globals['_WELCOME']._serialized_start=1434
-  _globals['_WELCOME']._serialized_end=1783
-  _globals['_ATTEMPTSTATE']._serialized_start=1785
-  _globals['_ATTEMPTSTATE']._serialized_end=1834
-  _globals['_ACK']._serialized_start=1836
-  _globals['_ACK']._serialized_end=1866
-  _globals['_SUBMIT']._serialized_start=1869
-  _globals['_SUBMIT']._serialized_end=2203
-  _globals['_SUBMITCHUNK']._serialized_start=2205
-  _globals['_SUBMITCHUNK']._serialized_end=2281
-  _globals['_CANCELATTEMPTS']._serialized_start=2283
-  _globals['_CANCELATTEMPTS']._serialized_end=2320
-  _globals['_ASKGRANT']._serialized_start=2322
-  _globals['_ASKGRANT']._serialized_end=2409
-  _globals['_CANCELASK']._serialized_start=2411
-  _globals['_CANCELASK']._serialized_end=2438
-  _globals['_TAKEGRANT']._serialized_start=2440
-  _globals['_TAKEGRANT']._serialized_end=2526
-  _globals['_RETURNGRANTS']._serialized_start=2528
-  _globals['_RETURNGRANTS']._serialized_end=2561
-  _globals['_GRANTS']._serialized_start=2564
-  _globals['_GRANTS']._serialized_end=2709
-  _globals['_GRANT']._serialized_start=2711
-  _globals['_GRANT']._serialized_end=2822
-  _globals['_REFUSEDASK']._serialized_start=2824
-  _globals['_REFUSEDASK']._serialized_end=2898
-  _globals['_GROUPLOAD']._serialized_start=2900
-  _globals['_GROUPLOAD']._serialized_end=2992
-  _globals['_ACCEPTED']._serialized_start=2994
-  _globals['_ACCEPTED']._serialized_end=3052
-  _globals['_REFUSED']._serialized_start=3054
-  _globals['_REFUSED']._serialized_end=3129
-  _globals['_FRAME']._serialized_start=3132
-  _globals['_FRAME']._serialized_end=3321
-  _globals['_ENDED']._serialized_start=3324
-  _globals['_ENDED']._serialized_end=3608
-  _globals['_DECODESERVICE']._serialized_start=3610
-  _globals['_DECODESERVICE']._serialized_end=3713
+  _globals['_WELCOME']._serialized_end=1822
+  _globals['_ATTEMPTSTATE']._serialized_start=1824
+  _globals['_ATTEMPTSTATE']._serialized_end=1873
+  _globals['_ACK']._serialized_start=1875
+  _globals['_ACK']._serialized_end=1905
+  _globals['_SUBMIT']._serialized_start=1908
+  _globals['_SUBMIT']._serialized_end=2242
+  _globals['_SUBMITCHUNK']._serialized_start=2244
+  _globals['_SUBMITCHUNK']._serialized_end=2320
+  _globals['_CANCELATTEMPTS']._serialized_start=2322
+  _globals['_CANCELATTEMPTS']._serialized_end=2359
+  _globals['_ASKGRANT']._serialized_start=2361
+  _globals['_ASKGRANT']._serialized_end=2448
+  _globals['_CANCELASK']._serialized_start=2450
+  _globals['_CANCELASK']._serialized_end=2477
+  _globals['_TAKEGRANT']._serialized_start=2479
+  _globals['_TAKEGRANT']._serialized_end=2565
+  _globals['_RETURNGRANTS']._serialized_start=2567
+  _globals['_RETURNGRANTS']._serialized_end=2600
+  _globals['_GRANTS']._serialized_start=2603
+  _globals['_GRANTS']._serialized_end=2748
+  _globals['_GRANT']._serialized_start=2750
+  _globals['_GRANT']._serialized_end=2861
+  _globals['_REFUSEDASK']._serialized_start=2863
+  _globals['_REFUSEDASK']._serialized_end=2937
+  _globals['_GROUPLOAD']._serialized_start=2939
+  _globals['_GROUPLOAD']._serialized_end=3031
+  _globals['_ACCEPTED']._serialized_start=3033
+  _globals['_ACCEPTED']._serialized_end=3091
+  _globals['_REFUSED']._serialized_start=3093
+  _globals['_REFUSED']._serialized_end=3168
+  _globals['_FRAME']._serialized_start=3171
+  _globals['_FRAME']._serialized_end=3360
+  _globals['_ENDED']._serialized_start=3363
+  _globals['_ENDED']._serialized_end=3647
+  _globals['_DECODESERVICE']._serialized_start=3649
+  _globals['_DECODESERVICE']._serialized_end=3752
 # @@protoc_insertion_point(module_scope)

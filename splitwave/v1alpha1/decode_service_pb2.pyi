@@ -289,6 +289,8 @@ class Welcome(_message.Message):
     MODEL_LEN_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCKS_PER_RANK_FIELD_NUMBER: _builtins.int
     TAKES_BATCHES_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    SEATS_PER_RANK_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker."""
     group_id: _builtins.str
@@ -311,6 +313,10 @@ class Welcome(_message.Message):
     """Blocks of one rank: no request can have more."""
     takes_batches: _builtins.bool
     """True if this worker reads batches."""
+    ranks: _builtins.int
+    """Ranks of the group; 0 from a worker that does not say."""
+    seats_per_rank: _builtins.int
+    """Seats of one rank: with ranks and blocks, the most completions that the group ever runs at once."""
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptState]:
         """For each of Hello.attempt_ids, whether it is known here."""
@@ -335,10 +341,12 @@ class Welcome(_message.Message):
         model_len_max_tokens: _builtins.int = ...,
         blocks_per_rank: _builtins.int = ...,
         takes_batches: _builtins.bool = ...,
+        ranks: _builtins.int = ...,
+        seats_per_rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reattach", b"reattach"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "block_size_tokens", b"block_size_tokens", "blocks_per_rank", b"blocks_per_rank", "epoch", b"epoch", "grant_blocks", b"grant_blocks", "group_id", b"group_id", "kv_layout", b"kv_layout", "model_len_max_tokens", b"model_len_max_tokens", "reattach", b"reattach", "reattached", b"reattached", "received_number", b"received_number", "takes_batches", b"takes_batches", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "block_size_tokens", b"block_size_tokens", "blocks_per_rank", b"blocks_per_rank", "epoch", b"epoch", "grant_blocks", b"grant_blocks", "group_id", b"group_id", "kv_layout", b"kv_layout", "model_len_max_tokens", b"model_len_max_tokens", "ranks", b"ranks", "reattach", b"reattach", "reattached", b"reattached", "received_number", b"received_number", "seats_per_rank", b"seats_per_rank", "takes_batches", b"takes_batches", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
