@@ -187,8 +187,9 @@ def read_certificate(data: bytes) -> SignedCertificate:
 
 
 def _read_hex(found: Fields, name: str) -> bytes:
+    digits = found.text(name)
     try:
-        return bytes.fromhex(found.text(name))
+        return bytes.fromhex(digits)
     except ValueError:
         raise JsonError(f"{found.name_of(name)}: is not hexadecimal") from None
 

@@ -160,10 +160,11 @@ def _grid_is_aligned(mode: Mode, asked: Combination) -> Says:
     step = mode.capture_alignment_tokens
     strays = [size for size in asked.capture_grid if size % step]
     if strays:
+        below = strays[0] // step * step
         yield (
             "capture_sizes",
             f"hold {strays[0]}, no multiple of mode {mode.name}'s alignment, {step} tokens",
-            f"use {strays[0] // step * step or step} or {(strays[0] // step + 1) * step}",
+            f"use {below} or {below + step}" if below else f"use {step}",
         )
 
 
