@@ -188,6 +188,16 @@ _TABLE = (
         expert_size=64, dtype="float32", more=_QWEN,
     ),
     Shape(
+        name="cpu_mla", words="2 layers of DeepSeek-V3's kind, hidden 128, 8 experts, for the CPU",
+        architecture="DeepseekV3ForCausalLM", model_type="deepseek_v3", layers=2, hidden=128,
+        vocabulary=512, experts=8, top_k=2, expert_size=64, shared_experts=1, dense_layers=1,
+        dense_size=256, more=_SIGMOID | {"n_group": 2, "topk_group": 1},
+        attention=Attention(
+            heads=4, kv_heads=4, head_size=128, kv_rank=512, q_rank=64, rope_size=64,
+            value_size=128,
+        ),
+    ),
+    Shape(
         name="small", words="4 layers, hidden 1024, 16 experts top-4",
         architecture="Qwen3MoeForCausalLM", model_type="qwen3_moe", layers=4, hidden=1024,
         vocabulary=32000, attention=Attention(heads=16, kv_heads=4, head_size=64), experts=16,
