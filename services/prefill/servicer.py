@@ -1,9 +1,11 @@
 """gRPC around a prefill worker: proto in, proto out, one status a failure."""
 
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import grpc.aio
 
+from services.prefill.many import Calls
 from services.prefill.worker import PrefillWorker
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
@@ -15,6 +17,13 @@ from splitwave.v1alpha1 import worker_service_pb2 as worker_pb
 from splitwave.v1alpha1 import worker_service_pb2_grpc as worker_pb_grpc
 from splitwave.wire.errors import Aborts, abort
 from splitwave.wire.prefill import prefill_call_from_proto, prefill_result_to_proto
+from splitwave.wire.prefill_many import (
+    Answer,
+    BadOrder,
+    Order,
+    answers_to_proto,
+    orders_from_proto,
+)
 from splitwave.wire.stream import Writes, emitter
 from splitwave.wire.time import duration_to_proto
 from splitwave.wire.worker import description_to_proto, load_to_proto
@@ -36,6 +45,10 @@ class WriteContext(Aborts, Writes[worker_pb.WatchWorkerResponse], Protocol):
     """What is used of a watch's context."""
 
 
+class ManyContext(Aborts, Writes[pb.PrefillManyResponse], Protocol):
+    """What is used of the context of a stream of calls."""
+
+
 class PrefillServicer(pb_grpc.PrefillServiceServicer):
     """PrefillService.
 
@@ -54,6 +67,20 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         except ServingError as error:
             await abort(context, error)
         return prefill_result_to_proto(result)
+
+    async def PrefillMany(  # type: ignore[override]  # writes rather than yields
+        self, request_iterator: AsyncIterator[pb.PrefillManyRequest], context: ManyContext
+    ) -> None:
+        emit = emitter(context)
+
+        async def write(answers: Sequence[Answer]) -> None:
+            for response in answers_to_proto(answers):
+                await emit(response)
+
+        try:
+            await Calls(self._worker).serve(_orders(request_iterator), write)
+        except ServingError as error:
+            await abort(context, error)
 
     async def ReleaseHandoff(
         self,
@@ -113,6 +140,13 @@ class WorkerServicer(worker_pb_grpc.WorkerServiceServicer):
     ) -> worker_pb.DrainWorkerResponse:
         self._worker.refuse()
         return worker_pb.DrainWorkerResponse(outstanding=self._worker.outstanding())
+
+
+async def _orders(
+    requests: AsyncIterator[pb.PrefillManyRequest],
+) -> AsyncIterator[tuple[Sequence[Order | BadOrder], Sequence[int]]]:
+    async for request in requests:
+        yield orders_from_proto(request), request.cancelled_numbers
 
 
 def add_to(server: grpc.aio.Server, worker: PrefillWorker) -> None:

@@ -12,6 +12,7 @@ import grpc.aio
 from services.router import tracing
 from services.router.fleet import Network
 from services.router.peer import Received
+from services.router.prefill_stream import NoSuchStream, PrefillStream
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.session import Ack, Hello, RouterMessage
@@ -24,6 +25,13 @@ from splitwave.wire.prefill import (
     prefill_call_to_proto,
     prefill_result_from_proto,
     release_request,
+)
+from splitwave.wire.prefill_many import (
+    Answer,
+    Order,
+    answers_from_proto,
+    may_share,
+    orders_to_proto,
 )
 from splitwave.wire.session import worker_message_from_proto
 from splitwave.wire.stubs import decode_stub, prefill_stub, worker_stub
@@ -74,6 +82,25 @@ async def dial_decode(address: str) -> AsyncIterator[GrpcSession]:
             call.cancel()
 
 
+class GrpcPrefillMany:
+    """One call of PrefillService.PrefillMany."""
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
+        self._call = call
+
+    async def send(self, orders: Sequence[Order], cancelled: Sequence[int]) -> None:
+        """Send calls that begin and those that nobody waits for any more."""
+        for request in orders_to_proto(orders, cancelled):
+            with _failures(), _known():
+                await self._call.write(request)
+
+    async def receive(self) -> Sequence[Answer] | None:
+        """The next answers, or None once the worker has ended the stream."""
+        with _failures(), _known():
+            response: Any = await self._call.read()  # raises the status of a call that failed
+        return None if response is grpc.aio.EOF else answers_from_proto(response)
+
+
 class GrpcPrefill:
     """A prefill worker's services on one channel."""
 
@@ -81,6 +108,17 @@ class GrpcPrefill:
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._prefill = prefill_stub(self._channel)
         self._worker = worker_stub(self._channel)
+        self._stream = PrefillStream(self._dial_many)
+        self._streams = True
+        """False once the worker has said that it serves each call by itself only."""
+
+    @contextlib.asynccontextmanager
+    async def _dial_many(self) -> AsyncIterator[GrpcPrefillMany]:
+        call = self._prefill.PrefillMany()
+        try:
+            yield GrpcPrefillMany(call)
+        finally:
+            call.cancel()
 
     async def describe(self, timeout_s: float) -> WorkerDescription:
         """What the worker is."""
@@ -103,6 +141,14 @@ class GrpcPrefill:
 
     async def prefill(self, call: PrefillCall, timeout_s: float) -> PrefillResult:
         """Compute one prompt. Cancelling it cancels the call."""
+        if self._streams and may_share(call):
+            try:
+                return await self._stream.prefill(call, timeout_s)
+            except NoSuchStream:
+                self._streams = False
+        return await self._prefill_alone(call, timeout_s)
+
+    async def _prefill_alone(self, call: PrefillCall, timeout_s: float) -> PrefillResult:
         metadata = as_metadata(call.traceparent)
         request = prefill_call_to_proto(call)
         with _failures():
@@ -117,12 +163,24 @@ class GrpcPrefill:
 
     async def close(self) -> None:
         """Drop the connection."""
+        await self._stream.close()
         await self._channel.close()
 
 
 def grpc_network() -> Network:
     """The network of a deployment."""
     return Network(dial_decode=dial_decode, connect_prefill=GrpcPrefill)
+
+
+@contextlib.contextmanager
+def _known() -> Iterator[None]:
+    """Tell a worker that has no such method from one that fails."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise NoSuchStream from error
+        raise
 
 
 @contextlib.contextmanager

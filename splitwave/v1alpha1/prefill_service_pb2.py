@@ -23,29 +23,38 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from splitwave.v1alpha1 import error_pb2 as splitwave_dot_v1alpha1_dot_error__pb2
 from splitwave.v1alpha1 import generation_pb2 as splitwave_dot_v1alpha1_dot_generation__pb2
 from splitwave.v1alpha1 import kv_handoff_pb2 as splitwave_dot_v1alpha1_dot_kv__handoff__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(splitwave/v1alpha1/prefill_service.proto\x12\x12splitwave.v1alpha1\x1a\x1egoogle/protobuf/duration.proto\x1a#splitwave/v1alpha1/generation.proto\x1a#splitwave/v1alpha1/kv_handoff.proto\"\xf2\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x34\n\x08sampling\x18\x04 \x01(\x0b\x32\".splitwave.v1alpha1.SamplingParams\x12\x18\n\x10keep_first_token\x18\x05 \x01(\x08\x12\x11\n\tkv_layout\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_prompt_logprobs\"\xc7\x03\n\x0fPrefillResponse\x12.\n\x07handoff\x18\x01 \x01(\x0b\x32\x1d.splitwave.v1alpha1.KvHandoff\x12\x15\n\x08token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08logprobs\x18\x03 \x01(\x0b\x32!.splitwave.v1alpha1.TokenLogprobs\x12\x37\n\rfinish_reason\x18\x04 \x01(\x0e\x32 .splitwave.v1alpha1.FinishReason\x12\x1a\n\rstop_token_id\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12)\n\x06queued\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x63omputed\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12:\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32!.splitwave.v1alpha1.TokenLogprobs\x12\x19\n\x11wave_traceparents\x18\n \x03(\tB\x0b\n\t_token_idB\x10\n\x0e_stop_token_id\"+\n\x15ReleaseHandoffRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\"*\n\x16ReleaseHandoffResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\":\n\x15\x43onfirmHandoffRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"L\n\x16\x43onfirmHandoffResponse\x12\x32\n\x0flease_remaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration2\xb6\x02\n\x0ePrefillService\x12R\n\x07Prefill\x12\".splitwave.v1alpha1.PrefillRequest\x1a#.splitwave.v1alpha1.PrefillResponse\x12g\n\x0eReleaseHandoff\x12).splitwave.v1alpha1.ReleaseHandoffRequest\x1a*.splitwave.v1alpha1.ReleaseHandoffResponse\x12g\n\x0e\x43onfirmHandoff\x12).splitwave.v1alpha1.ConfirmHandoffRequest\x1a*.splitwave.v1alpha1.ConfirmHandoffResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(splitwave/v1alpha1/prefill_service.proto\x12\x12splitwave.v1alpha1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1esplitwave/v1alpha1/error.proto\x1a#splitwave/v1alpha1/generation.proto\x1a#splitwave/v1alpha1/kv_handoff.proto\"\xf2\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x34\n\x08sampling\x18\x04 \x01(\x0b\x32\".splitwave.v1alpha1.SamplingParams\x12\x18\n\x10keep_first_token\x18\x05 \x01(\x08\x12\x11\n\tkv_layout\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_prompt_logprobs\"\xc7\x03\n\x0fPrefillResponse\x12.\n\x07handoff\x18\x01 \x01(\x0b\x32\x1d.splitwave.v1alpha1.KvHandoff\x12\x15\n\x08token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08logprobs\x18\x03 \x01(\x0b\x32!.splitwave.v1alpha1.TokenLogprobs\x12\x37\n\rfinish_reason\x18\x04 \x01(\x0e\x32 .splitwave.v1alpha1.FinishReason\x12\x1a\n\rstop_token_id\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12)\n\x06queued\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x63omputed\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12:\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32!.splitwave.v1alpha1.TokenLogprobs\x12\x19\n\x11wave_traceparents\x18\n \x03(\tB\x0b\n\t_token_idB\x10\n\x0e_stop_token_id\"a\n\x12PrefillManyRequest\x12\x30\n\x06orders\x18\x01 \x03(\x0b\x32 .splitwave.v1alpha1.PrefillOrder\x12\x19\n\x11\x63\x61ncelled_numbers\x18\x02 \x03(\x04\"\x96\x01\n\x0cPrefillOrder\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x33\n\x07request\x18\x02 \x01(\x0b\x32\".splitwave.v1alpha1.PrefillRequest\x12,\n\tremaining\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"I\n\x13PrefillManyResponse\x12\x32\n\x07\x61nswers\x18\x01 \x03(\x0b\x32!.splitwave.v1alpha1.PrefillAnswer\"\x84\x01\n\rPrefillAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x35\n\x08response\x18\x02 \x01(\x0b\x32#.splitwave.v1alpha1.PrefillResponse\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.splitwave.v1alpha1.Failure\"+\n\x15ReleaseHandoffRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\"*\n\x16ReleaseHandoffResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\":\n\x15\x43onfirmHandoffRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"L\n\x16\x43onfirmHandoffResponse\x12\x32\n\x0flease_remaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration2\x9a\x03\n\x0ePrefillService\x12R\n\x07Prefill\x12\".splitwave.v1alpha1.PrefillRequest\x1a#.splitwave.v1alpha1.PrefillResponse\x12\x62\n\x0bPrefillMany\x12&.splitwave.v1alpha1.PrefillManyRequest\x1a\'.splitwave.v1alpha1.PrefillManyResponse(\x01\x30\x01\x12g\n\x0eReleaseHandoff\x12).splitwave.v1alpha1.ReleaseHandoffRequest\x1a*.splitwave.v1alpha1.ReleaseHandoffResponse\x12g\n\x0e\x43onfirmHandoff\x12).splitwave.v1alpha1.ConfirmHandoffRequest\x1a*.splitwave.v1alpha1.ConfirmHandoffResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'splitwave.v1alpha1.prefill_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREFILLREQUEST']._serialized_start=171
-  _globals['_PREFILLREQUEST']._serialized_end=413
-  _globals['_PREFILLRESPONSE']._serialized_start=416
-  _globals['_PREFILLRESPONSE']._serialized_end=871
-  _globals['_RELEASEHANDOFFREQUEST']._serialized_start=873
-  _globals['_RELEASEHANDOFFREQUEST']._serialized_end=916
-  _globals['_RELEASEHANDOFFRESPONSE']._serialized_start=918
-  _globals['_RELEASEHANDOFFRESPONSE']._serialized_end=960
-  _globals['_CONFIRMHANDOFFREQUEST']._serialized_start=962
-  _globals['_CONFIRMHANDOFFREQUEST']._serialized_end=1020
-  _globals['_CONFIRMHANDOFFRESPONSE']._serialized_start=1022
-  _globals['_CONFIRMHANDOFFRESPONSE']._serialized_end=1098
-  _globals['_PREFILLSERVICE']._serialized_start=1101
-  _globals['_PREFILLSERVICE']._serialized_end=1411
+  _globals['_PREFILLREQUEST']._serialized_start=203
+  _globals['_PREFILLREQUEST']._serialized_end=445
+  _globals['_PREFILLRESPONSE']._serialized_start=448
+  _globals['_PREFILLRESPONSE']._serialized_end=903
+  _globals['_PREFILLMANYREQUEST']._serialized_start=905
+  _globals['_PREFILLMANYREQUEST']._serialized_end=1002
+  _globals['_PREFILLORDER']._serialized_start=1005
+  _globals['_PREFILLORDER']._serialized_end=1155
+  _globals['_PREFILLMANYRESPONSE']._serialized_start=1157
+  _globals['_PREFILLMANYRESPONSE']._serialized_end=1230
+  _globals['_PREFILLANSWER']._serialized_start=1233
+  _globals['_PREFILLANSWER']._serialized_end=1365
+  _globals['_RELEASEHANDOFFREQUEST']._serialized_start=1367
+  _globals['_RELEASEHANDOFFREQUEST']._serialized_end=1410
+  _globals['_RELEASEHANDOFFRESPONSE']._serialized_start=1412
+  _globals['_RELEASEHANDOFFRESPONSE']._serialized_end=1454
+  _globals['_CONFIRMHANDOFFREQUEST']._serialized_start=1456
+  _globals['_CONFIRMHANDOFFREQUEST']._serialized_end=1514
+  _globals['_CONFIRMHANDOFFRESPONSE']._serialized_start=1516
+  _globals['_CONFIRMHANDOFFRESPONSE']._serialized_end=1592
+  _globals['_PREFILLSERVICE']._serialized_start=1595
+  _globals['_PREFILLSERVICE']._serialized_end=2005
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from splitwave.v1alpha1 import error_pb2 as _error_pb2
 from splitwave.v1alpha1 import generation_pb2 as _generation_pb2
 from splitwave.v1alpha1 import kv_handoff_pb2 as _kv_handoff_pb2
 import builtins as _builtins
@@ -161,6 +162,132 @@ class PrefillResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__token_id) -> _WhichOneofReturnType__token_id | None: ...
 
 Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
+
+@_typing.final
+class PrefillManyRequest(_message.Message):
+    """PrefillManyRequest holds what is new since the one before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDERS_FIELD_NUMBER: _builtins.int
+    CANCELLED_NUMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillOrder]:
+        """Calls that begin."""
+
+    @_builtins.property
+    def cancelled_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Calls that nobody waits for any more; unknown ones and those that were answered are ignored."""
+
+    def __init__(
+        self,
+        *,
+        orders: _abc.Iterable[Global___PrefillOrder] | None = ...,
+        cancelled_numbers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_numbers", b"cancelled_numbers", "orders", b"orders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillManyRequest: _TypeAlias = PrefillManyRequest  # noqa: Y015
+
+@_typing.final
+class PrefillOrder(_message.Message):
+    """PrefillOrder is one call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Chosen by the caller, unique in its stream; the answer carries it. Not 0."""
+    traceparent: _builtins.str
+    """W3C trace context of the caller's span. Empty: not traced."""
+    @_builtins.property
+    def request(self) -> Global___PrefillRequest:
+        """What is asked."""
+
+    @_builtins.property
+    def remaining(self) -> _duration_pb2.Duration:
+        """Time left for the call."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        request: Global___PrefillRequest | None = ...,
+        remaining: _duration_pb2.Duration | None = ...,
+        traceparent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["remaining", b"remaining", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "remaining", b"remaining", "request", b"request", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillOrder: _TypeAlias = PrefillOrder  # noqa: Y015
+
+@_typing.final
+class PrefillManyResponse(_message.Message):
+    """PrefillManyResponse holds the calls that have ended since the one before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillAnswer]:
+        """Their answers."""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___PrefillAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillManyResponse: _TypeAlias = PrefillManyResponse  # noqa: Y015
+
+@_typing.final
+class PrefillAnswer(_message.Message):
+    """PrefillAnswer ends one call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The order's."""
+    @_builtins.property
+    def response(self) -> Global___PrefillResponse:
+        """Set if it went well."""
+
+    @_builtins.property
+    def failure(self) -> _error_pb2.Failure:
+        """Set if it failed."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        response: Global___PrefillResponse | None = ...,
+        failure: _error_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "number", b"number", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillAnswer: _TypeAlias = PrefillAnswer  # noqa: Y015
 
 @_typing.final
 class ReleaseHandoffRequest(_message.Message):

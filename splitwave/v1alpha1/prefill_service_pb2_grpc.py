@@ -43,6 +43,11 @@ class PrefillServiceStub:
                 request_serializer=splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.PrefillMany = channel.stream_stream(
+                '/splitwave.v1alpha1.PrefillService/PrefillMany',
+                request_serializer=splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillManyRequest.SerializeToString,
+                response_deserializer=splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillManyResponse.FromString,
+                _registered_method=True)
         self.ReleaseHandoff = channel.unary_unary(
                 '/splitwave.v1alpha1.PrefillService/ReleaseHandoff',
                 request_serializer=splitwave_dot_v1alpha1_dot_prefill__service__pb2.ReleaseHandoffRequest.SerializeToString,
@@ -77,6 +82,22 @@ class PrefillServiceServicer:
         UNAVAILABLE         WORKER_DRAINING, WORKER_LOST: try another worker.
         FAILED_PRECONDITION KV_LAYOUT_MISMATCH: the two pools cannot be paired.
         DEADLINE_EXCEEDED   DEADLINE_EXCEEDED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrefillMany(self, request_iterator, context):
+        """PrefillMany carries many calls of Prefill on one stream: a call of its own costs more than
+        all that is in it. Each call is served, repeated, owned and fails as Prefill says.
+
+        Deadline: none for the stream; each order carries its own.
+        Idempotency: of each call by its handoff_id, also over streams and with Prefill.
+        Ownership: of each call as with Prefill.
+        Cancellation: of one call by cancelled_numbers; a stream that ends cancels all calls of it.
+        Errors: they describe the stream alone; those of a call come in its answer.
+        INVALID_ARGUMENT    INVALID_REQUEST: an order without a number, or with one that is in use.
+        UNAVAILABLE         WORKER_LOST: nothing is known of the calls without an answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,6 +143,11 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     request_deserializer=splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillRequest.FromString,
                     response_serializer=splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillResponse.SerializeToString,
             ),
+            'PrefillMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.PrefillMany,
+                    request_deserializer=splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillManyRequest.FromString,
+                    response_serializer=splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillManyResponse.SerializeToString,
+            ),
             'ReleaseHandoff': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseHandoff,
                     request_deserializer=splitwave_dot_v1alpha1_dot_prefill__service__pb2.ReleaseHandoffRequest.FromString,
@@ -164,6 +190,33 @@ class PrefillService:
             '/splitwave.v1alpha1.PrefillService/Prefill',
             splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillRequest.SerializeToString,
             splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrefillMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/splitwave.v1alpha1.PrefillService/PrefillMany',
+            splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillManyRequest.SerializeToString,
+            splitwave_dot_v1alpha1_dot_prefill__service__pb2.PrefillManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,18 @@ class PrefillServiceStub:
       FAILED_PRECONDITION KV_LAYOUT_MISMATCH: the two pools cannot be paired.
       DEADLINE_EXCEEDED   DEADLINE_EXCEEDED.
     """
+    PrefillMany: _aio.StreamStreamMultiCallable[_prefill_service_pb2.PrefillManyRequest, _prefill_service_pb2.PrefillManyResponse]
+    """PrefillMany carries many calls of Prefill on one stream: a call of its own costs more than
+    all that is in it. Each call is served, repeated, owned and fails as Prefill says.
+
+    Deadline: none for the stream; each order carries its own.
+    Idempotency: of each call by its handoff_id, also over streams and with Prefill.
+    Ownership: of each call as with Prefill.
+    Cancellation: of one call by cancelled_numbers; a stream that ends cancels all calls of it.
+    Errors: they describe the stream alone; those of a call come in its answer.
+      INVALID_ARGUMENT    INVALID_REQUEST: an order without a number, or with one that is in use.
+      UNAVAILABLE         WORKER_LOST: nothing is known of the calls without an answer.
+    """
     ReleaseHandoff: _aio.UnaryUnaryMultiCallable[_prefill_service_pb2.ReleaseHandoffRequest, _prefill_service_pb2.ReleaseHandoffResponse]
     """ReleaseHandoff ends a handoff that nobody will pull.
 
@@ -88,6 +100,24 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
           UNAVAILABLE         WORKER_DRAINING, WORKER_LOST: try another worker.
           FAILED_PRECONDITION KV_LAYOUT_MISMATCH: the two pools cannot be paired.
           DEADLINE_EXCEEDED   DEADLINE_EXCEEDED.
+        """
+
+    @_abc_1.abstractmethod
+    def PrefillMany(
+        self,
+        request_iterator: _abc.AsyncIterator[_prefill_service_pb2.PrefillManyRequest],
+        context: _aio.ServicerContext[_abc.AsyncIterator[_prefill_service_pb2.PrefillManyRequest], _abc.AsyncIterator[_prefill_service_pb2.PrefillManyResponse]],
+    ) -> _abc.AsyncIterator[_prefill_service_pb2.PrefillManyResponse]:
+        """PrefillMany carries many calls of Prefill on one stream: a call of its own costs more than
+        all that is in it. Each call is served, repeated, owned and fails as Prefill says.
+
+        Deadline: none for the stream; each order carries its own.
+        Idempotency: of each call by its handoff_id, also over streams and with Prefill.
+        Ownership: of each call as with Prefill.
+        Cancellation: of one call by cancelled_numbers; a stream that ends cancels all calls of it.
+        Errors: they describe the stream alone; those of a call come in its answer.
+          INVALID_ARGUMENT    INVALID_REQUEST: an order without a number, or with one that is in use.
+          UNAVAILABLE         WORKER_LOST: nothing is known of the calls without an answer.
         """
 
     @_abc_1.abstractmethod
