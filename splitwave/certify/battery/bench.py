@@ -88,8 +88,8 @@ class Bench:
             await probe.end_break(what, rank)
 
 
-class Check(Protocol):
-    """One check of the battery. Stateless; what it sees goes into its observation."""
+class Named(Protocol):
+    """What a result says of the check that it is of."""
 
     @property
     def name(self) -> CheckName:
@@ -102,6 +102,10 @@ class Check(Protocol):
     @property
     def shows(self) -> Sequence[str]:
         """Codes of the problems that the control must show, all of them."""
+
+
+class Check(Named, Protocol):
+    """One check of the battery. Stateless; what it sees goes into its observation."""
 
     async def observe(self, bench: Bench) -> Observed:
         """Do it; CheckBroken if it cannot be done to its end."""

@@ -3,9 +3,9 @@
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from splitwave.core.generation import Sampling
+from splitwave.core.generation import Sampling, features
 
 TOKEN_IDS = 250
 """Prompts use the ids from 1 on below this: every vocabulary has them."""
@@ -18,16 +18,50 @@ BOUNDS = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One greedy generation of a fixed length."""
+    """One generation whose tokens are certain: greedy, or drawn with a seed."""
 
     name: str
     token_ids: tuple[int, ...]
     new_tokens: int
+    features: Sampling | None = None
+    """How it is sampled; None: greedily, for exactly `new_tokens`."""
 
     @property
     def sampling(self) -> Sampling:
         """How it is sampled."""
+        if self.features is not None:
+            return replace(self.features, max_tokens=self.new_tokens)
         return Sampling(max_tokens=self.new_tokens, temperature=0.0, ignore_eos=True, logprobs=TOP)
+
+
+_FEATURES = (
+    Sampling(
+        max_tokens=1, temperature=0.8, seed=11, top_p=0.9, top_k=20, min_p=0.01, logprobs=TOP,
+        ignore_eos=True,
+    ),
+    Sampling(
+        max_tokens=1, temperature=0.0, presence_penalty=1.0, frequency_penalty=0.5,
+        repetition_penalty=1.3, logprobs=TOP, ignore_eos=True,
+    ),
+    Sampling(
+        max_tokens=1, temperature=0.0, logit_bias={7: 100.0, 9: 99.0}, min_tokens=2,
+        stop_token_ids=(7,), eos_token_ids=(2,), logprobs=TOP,
+    ),
+)  # fmt: skip
+"""Together they have every feature that a router can ask for."""
+
+
+def certified_features() -> tuple[str, ...]:
+    """Names of the sampling features that the oracle's cases run, sorted."""
+    return tuple(sorted({name for sampling in _FEATURES for name in features(sampling)}))
+
+
+def feature_cases(length: int, new_tokens: int, seed: int) -> list[Case]:
+    """Cases that have every sampling feature."""
+    return [
+        Case(f"{seed}.features {place}", prompt(length, seed + place), new_tokens, sampling)
+        for place, sampling in enumerate(_FEATURES)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

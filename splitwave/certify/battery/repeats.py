@@ -1,8 +1,5 @@
 """The same large request again and again: the n-th must cost what the second did."""
 
-import functools
-import operator
-
 from splitwave.certify.battery import statistics
 from splitwave.certify.battery.bench import Bench, Subject
 from splitwave.certify.battery.cases import prompt
@@ -74,7 +71,7 @@ class RepeatedLarge:
             tokens = bench.scale.repeat_tokens
             sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
             opened = await rig.open(self._prompt(bench), sampling, rank)
-            await rig.decode.until(opened.decoding.ended, opened.name)
+            await rig.finished(opened)
         return [(step.tokens, step.cpu_s) for step in await target.probe.steps(rank, mark)]
 
     def judge(self, seen: Observed, subject: Subject, scale: Scale) -> Verdict:
@@ -82,10 +79,8 @@ class RepeatedLarge:
         verdict = Verdict()
         requests = [[StepSample(*row) for row in rows] for rows in seen["requests"]]
         size = min(GROUP_MAX, (len(requests) - 1) // 2)
-        early, late = (
-            functools.reduce(operator.iadd, part, [])
-            for part in (requests[1 : 1 + size], requests[-size:])
-        )
+        early = [step for request in requests[1 : 1 + size] for step in request]
+        late = [step for request in requests[-size:] for step in request]
         verdict.note(requests=len(requests), prompt_tokens=seen["prompt_tokens"])
         try:
             found = statistics.at_equal_size(early, late, samples_min=SAMPLES_MIN)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from splitwave.certify.battery.cases import Case, Generated
 from splitwave.certify.battery.drive import Flight, Group
 from splitwave.certify.battery.verdict import CheckBroken
-from splitwave.core.generation import Sampling
+from splitwave.core.generation import Sampling, first_token_is_kept
 from splitwave.core.worker import Role
 from splitwave.engine.port import EngineRequest, Held, Pull
 from splitwave.engine.vllm.config import VllmGroupSettings
@@ -26,7 +26,10 @@ class Opened:
 
     name: str
     first: Flight
-    decoding: Flight
+    decoding: Flight | None
+    """None if it ended with prefill's token."""
+    keeps_first: bool
+    """Whether prefill's token is the client's, or decode makes every token."""
 
 
 class Rig:
@@ -63,23 +66,36 @@ class Rig:
     async def generate(self, case: Case, rank: int) -> Generated:
         """Prefill on one group, decode on the other; `rank` is the target's."""
         opened = await self.open(case.token_ids, case.sampling, rank)
-        await self.decode.until(opened.decoding.ended, opened.name)
+        return await self.finished(opened)
+
+    async def finished(self, opened: Opened) -> Generated:
+        """Wait for a request's end; what both groups together gave it."""
+        if opened.decoding is not None:
+            await self.decode.until(opened.decoding.ended, opened.name)
         return self.generated(opened)
 
     def generated(self, opened: Opened) -> Generated:
-        """What a request that has ended was given by both groups together."""
-        rest = opened.decoding
+        """What a request was given so far by both groups together."""
+        first, rest = opened.first.generated(), opened.decoding
+        if rest is None:
+            return first
         if rest.failure is not None:
             raise CheckBroken(f"{opened.name}: {rest.failure}: {rest.outputs[-1].failure_message}")
-        first, then = opened.first.generated(), rest.generated()
+        then = rest.generated()
+        if not opened.keeps_first:
+            return then
         return Generated(first.token_ids + then.token_ids, first.logprobs + then.logprobs)
 
     async def open(self, token_ids: Sequence[int], sampling: Sampling, rank: int) -> Opened:
         """Prefill a prompt and hand it to decode; returns once decode has been given it."""
         name = self.name("request")
+        keeps_first = first_token_is_kept(sampling)
         first = await self.hold(name, token_ids, sampling, self._of(self.prefill, rank))
+        held = first.outputs[-1].held
+        if held is None:
+            return Opened(name, first, None, keeps_first)
         going_on = await self.hand_over(name, token_ids, sampling, first, rank)
-        return Opened(name, first, going_on)
+        return Opened(name, first, going_on, keeps_first)
 
     async def hold(
         self, name: str, token_ids: Sequence[int], sampling: Sampling, rank: int
@@ -124,6 +140,17 @@ class Rig:
         self.prefill.forget()
         self.decode.forget()
 
+    async def reboot(self, settings: VllmGroupSettings, say: Say) -> None:
+        """Stop the group under test, and start it anew."""
+        await self.target.close()
+        epoch = self.target.description.epoch + 1
+        say(f"starting {self.role} again")
+        group = Group(await start_group(replace(settings, epoch=epoch)))
+        if self.role is Role.PREFILL:
+            self.prefill = group
+        else:
+            self.decode = group
+
     async def close(self) -> None:
         """Stop both groups: decode first, whose pulls prefill serves."""
         await self.decode.close()
@@ -134,7 +161,7 @@ def decode_request(
     name: str, token_ids: Sequence[int], sampling: Sampling, first: Flight, held: Held
 ) -> EngineRequest:
     """The request with which decode goes on behind prefill's token."""
-    kept = first.token_ids
+    kept = first.token_ids if first_token_is_kept(sampling) else []
     return EngineRequest(
         engine_request_id=name,
         rank=0,

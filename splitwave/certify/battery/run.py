@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any  # JSON
 
-from splitwave.certify.battery.bench import Bench, Check, Subject
+from splitwave.certify.battery.bench import Bench, Check, Named, Subject
 from splitwave.certify.battery.scale import Scale
 from splitwave.certify.battery.verdict import Observed, Verdict
 from splitwave.core.evidence import Control, Evidence
@@ -68,7 +68,7 @@ class Work:
 
 
 def result_of(
-    check: Check, verdict: Verdict, broken: Verdict, work: Work, seen: Observed
+    check: Named, verdict: Verdict, broken: Verdict, work: Work, seen: Observed
 ) -> Result:
     """Sum up a check: its control counts as caught only if it showed all that it must show."""
     return Result(

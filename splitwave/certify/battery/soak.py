@@ -211,9 +211,8 @@ async def _failed(bench: Bench, token_ids: tuple[int, ...], sampling: Sampling, 
         failed = len(flight.token_ids) != sampling.max_tokens
     else:
         opened = await rig.open(token_ids, sampling, rank)
-        name, flight = opened.name, opened.decoding
-        await rig.decode.until(flight.ended, name)
-        failed = len(flight.token_ids) + len(opened.first.token_ids) != sampling.max_tokens
+        name, flight = opened.name, opened.decoding or opened.first
+        failed = len((await rig.finished(opened)).token_ids) != sampling.max_tokens
     for group in (rig.prefill, rig.decode):
         group.flights.pop(name, None)
     return failed or flight.failure is not None

@@ -4,22 +4,25 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from splitwave.certify.battery.bench import Bench, Subject, difference_row, judge_differences
-from splitwave.certify.battery.cases import Case, cases, lengths_around
+from splitwave.certify.battery.cases import Case, cases, feature_cases, lengths_around
 from splitwave.certify.battery.scale import Scale
 from splitwave.certify.battery.verdict import CheckBroken, Observed, Verdict
 from splitwave.core.evidence import Check as CheckName
 from splitwave.engine.vllm.probe.breaks import Break
 
+FEATURE_TOKENS = 8
+
 
 def oracle_cases(subject: Subject, scale: Scale) -> list[Case]:
-    """Prompts around block boundaries, within the envelope."""
+    """Prompts around block boundaries, within the envelope; and every sampling feature."""
     envelope = subject.envelope
     tokens = min(scale.oracle_tokens, envelope.traffic.output_max_tokens)
     longest = min(
         scale.prompt_max_tokens, envelope.prompt_max_tokens, envelope.sequence_max_tokens - tokens
     )
     lengths = lengths_around(subject.block_size_tokens, longest, scale.oracle_cases)
-    return cases(lengths, tokens, scale.seed)
+    greedy = cases(lengths, tokens, scale.seed)
+    return greedy + feature_cases(5, min(tokens, FEATURE_TOKENS), scale.seed)
 
 
 class Oracle:
@@ -78,10 +81,17 @@ class TwoBoots:
 
     async def observe(self, bench: Bench) -> Observed:
         """Start the group again, and generate what `Oracle` generated."""
-        if bench.reboot is None or not bench.remembered:
-            raise CheckBroken("the first boot's generations are not known")
+        if bench.reboot is None:
+            raise CheckBroken("the group cannot be started again")
+        if not bench.remembered:  # The oracle's check was done by a battery before this one.
+            await self._remember(bench)
         await bench.reboot()
         return await self._again(bench)
+
+    async def _remember(self, bench: Bench) -> None:
+        for case in oracle_cases(bench.subject, bench.scale):
+            for rank in bench.rig.ranks():
+                bench.remembered[f"{rank}/{case.name}"] = await bench.rig.generate(case, rank)
 
     async def observe_broken(self, bench: Bench) -> Observed:
         """The second boot with wrong weights."""

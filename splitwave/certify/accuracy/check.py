@@ -1,0 +1,160 @@
+"""The accuracy check: a task scored through the gateway, item by item beside the aggregated run."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any  # JSON
+
+from splitwave.certify.accuracy import gateway, lm_eval, task
+from splitwave.certify.accuracy.gateway import Command
+from splitwave.certify.accuracy.lm_eval import Sample
+from splitwave.certify.accuracy.task import Item
+from splitwave.certify.battery.bench import Subject
+from splitwave.certify.battery.run import Result, Work, result_of
+from splitwave.certify.battery.scale import Scale
+from splitwave.certify.battery.verdict import CheckBroken, Observed, Verdict
+from splitwave.core.evidence import Check as CheckName
+from splitwave.core.generation import Sampling
+from splitwave.engine.vllm.aggregated import AggregatedFailed, PlainSettings, Question, answer
+from splitwave.engine.vllm.config import VllmGroupSettings
+from splitwave.engine.vllm.switches import FAULTS, Fault
+from splitwave.text.completion import TextOptions, TextStream
+from splitwave.text.tokenizer import Tokenizer
+
+CONTROL_ITEMS = 24
+TELLING = (0.3, 0.8)
+"""Between these scores of the aggregated run an item that comes out otherwise is likely to show in
+the score too. Beyond them agreement still counts; the figures say so."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """The stacks that the check needs, and the harness."""
+
+    main: Command
+    control: Command
+    """The same on a model whose experts differ: there a wrong expert shows."""
+    lm_eval_python: Path
+
+
+def judge(seen: Observed, scale: Scale) -> Verdict:
+    """Hold item-by-item agreement against the bound. Pure."""
+    verdict = Verdict()
+    rows = seen["items"]
+    same = sum(row["ours"] == row["theirs"] for row in rows)
+    agreement = same / len(rows) if rows else 0.0
+    score = sum(row["right"] for row in rows) / max(1, len(rows))
+    aggregated = sum(row["theirs"] == row["answer"] for row in rows) / max(1, len(rows))
+    verdict.note(
+        items=len(rows),
+        agreement=round(agreement, 4),
+        agreement_min=scale.agreement_min,
+        score=round(score, 4),
+        score_of_the_aggregated_run=round(aggregated, 4),
+        score_is_telling=TELLING[0] <= aggregated <= TELLING[1],
+    )
+    few = min(task.ITEMS_MIN, seen["items_asked"])
+    verdict.require(len(rows) >= few, "few", f"{len(rows)} of {few} items were scored")
+    words = f"{len(rows) - same} of {len(rows)} answers differ from the aggregated run's"
+    verdict.require(agreement >= scale.agreement_min, "agreement", words)
+    return verdict
+
+
+@dataclass(slots=True, kw_only=True)
+class AccuracyCheck:
+    """Scores the task once, for every subject of the battery that asks."""
+
+    settings: VllmGroupSettings
+    gateway: Gateway
+    directory: Path
+    name: CheckName = CheckName.ACCURACY
+    broken: str = "each token goes to the expert after the one that its router chose"
+    shows: Sequence[str] = ("agreement",)
+    _done: dict[Scale, tuple[Observed, Observed, Work]] = field(default_factory=dict)
+
+    async def __call__(self, subject: Subject, scale: Scale, say: Say) -> Result:
+        """Run it, or give what it found before. Raises CheckBroken if it cannot be run."""
+        if scale not in self._done:
+            self._done[scale] = await self._both(scale, say)
+        seen, broken, work = self._done[scale]
+        return result_of(self, judge(seen, scale), judge(broken, scale), work, seen)
+
+    async def _both(self, scale: Scale, say: Say) -> tuple[Observed, Observed, Work]:
+        began_s = time.monotonic()
+        main, control = self.gateway.main, self.gateway.control
+        items = task.items(scale.accuracy_items, scale.seed)
+        try:
+            seen, steps = await self._compare(main, items, {}, say)
+            shifted = {FAULTS: Fault.SHIFT_ROUTING.value}
+            broken, _ = await self._compare(control, items[:CONTROL_ITEMS], shifted, say)
+        except (AggregatedFailed, gateway.GatewayFailed, lm_eval.HarnessFailed, OSError) as error:
+            raise CheckBroken(f"accuracy: {error}") from error
+        return seen, broken, Work(time.monotonic() - began_s, steps)
+
+    async def _compare(
+        self, command: Command, items: Sequence[Item], environment: Mapping[str, str], say: Say
+    ) -> tuple[Observed, int]:
+        """Both runs of some items, and the steps that the stack took."""
+        say(f"accuracy: {len(items)} items, aggregated, {Path(command.model_path).name}")
+        theirs = await self._aggregated(Path(command.model_path), items)
+        words = f" with {', '.join(environment.values())}" if environment else ""
+        say(f"accuracy: {len(items)} items through the gateway{words}")
+        directory = self.directory / Path(command.model_path).name / (words.strip() or "right")
+        task.write(directory / "task", items)
+        async with gateway.running(command, environment):
+            samples = await lm_eval.score(
+                self.gateway.lm_eval_python, command, directory / "task", directory / "out"
+            )
+            steps = await gateway.steps_run(command)
+        return rows_of(items, theirs, samples), steps
+
+    async def _aggregated(self, model_path: Path, items: Sequence[Item]) -> list[str]:
+        """What a plain vLLM engine answers, as a client would read it."""
+        tokenizer = Tokenizer.load(model_path)
+        plain = PlainSettings(
+            model_path=model_path,
+            dtype=self.settings.dtype,
+            block_size_tokens=self.settings.block_size_tokens,
+            length_max_tokens=self.settings.model_len_max_tokens,
+        )
+        sampling = Sampling(
+            max_tokens=task.TOKENS_MAX,
+            temperature=0.0,
+            eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
+        )
+        prompts = [tokenizer.encode(item.prompt) for item in items]
+        answers = await answer(plain, [Question(ids, sampling) for ids in prompts])
+        return [
+            text_of(tokenizer, ids, found.token_ids)
+            for ids, found in zip(prompts, answers, strict=True)
+        ]
+
+
+def text_of(tokenizer: Tokenizer, prompt: Sequence[int], token_ids: Sequence[int]) -> str:
+    """The text up to the task's stop string, as the gateway makes it."""
+    options = TextOptions(stop=(task.STOP,), stop_token_ids=tokenizer.eos_token_ids)
+    stream = TextStream(tokenizer, options, prompt)
+    first = stream.push(token_ids)
+    return first.text + ("" if first.stopped else stream.finish().text)
+
+
+def rows_of(
+    items: Sequence[Item], theirs: Sequence[str], samples: Sequence[Sample]
+) -> dict[str, Any]:
+    """Both answers to each item that was scored."""
+    return {
+        "items_asked": len(items),
+        "items": [
+            {
+                "kind": items[sample.place].kind,
+                "answer": items[sample.place].answer,
+                "ours": sample.text,
+                "theirs": theirs[sample.place],
+                "right": sample.is_right,
+            }
+            for sample in samples
+        ],
+    }
