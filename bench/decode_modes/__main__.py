@@ -13,7 +13,7 @@ from bench.decode_modes import environment_facts
 from bench.decode_modes.models import COPY_TB_PER_S, SHAPES, Shape, kv_bytes, write
 from bench.decode_modes.modes import MODES, DecodeMode, engine_arguments, overridden
 from bench.decode_modes.result import brief, compared, row_result, tokens_of
-from bench.decode_modes.rows import Results, Row, fits, seconds_needed, wanted
+from bench.decode_modes.rows import Results, Row, fits, reference, seconds_needed, wanted
 from bench.decode_modes.spec import Spec
 from bench.decode_modes.tokens import TokenFile
 from bench.decode_modes.tree import started
@@ -124,8 +124,8 @@ class Run:
         self, row: Row, ours: dict[str, dict[str, list[int]]]
     ) -> dict[str, dict[str, list[int]]]:
         """Tokens of the model's eager row; a row is not compared with itself."""
-        reference = "cpu_eager" if self.modes[row.mode].device == "cpu" else "eager_ht"
-        return self.tokens.read(Row(row.model, reference).name) if row.mode != reference else {}
+        eager = reference(row.mode)
+        return self.tokens.read(Row(row.model, eager).name) if row.mode != eager else {}
 
     def spec(self, row: Row, mode: DecodeMode, shape: Shape) -> Spec:
         """What the row's ranks are told."""

@@ -30,6 +30,11 @@ class Row:
         return f"{self.model}/{self.mode}{more}"
 
 
+def reference(mode: str) -> str:
+    """The mode whose tokens a mode's are compared with."""
+    return "cpu_eager" if mode.startswith("cpu_") else "eager_ht"
+
+
 def wanted(
     models: Sequence[str], modes: Sequence[str], only: Sequence[str], kind: str = "steps"
 ) -> list[Row]:
