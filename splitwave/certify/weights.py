@@ -66,14 +66,17 @@ def default_cache_path() -> Path:
 def weights_manifest(model_path: Path, cache: WeightsCache) -> dict[str, str]:
     """SHA-256 by file of a model directory, hidden files and what no engine reads left out.
 
-    Raises OSError, ChangedWhileRead among it, for a file that cannot be read whole.
+    Raises OSError for a file that cannot be read whole (ChangedWhileRead among it), and if there
+    is none.
     """
     paths = {
         str(path.relative_to(model_path)): path
         for path in sorted(model_path.rglob("*"))
         if path.is_file() and _counts(path.relative_to(model_path))
     }
-    with ThreadPoolExecutor(min(READERS_MAX, max(1, len(paths)))) as readers:
+    if not paths:
+        raise FileNotFoundError(f"{model_path} holds no file of a model")
+    with ThreadPoolExecutor(min(READERS_MAX, len(paths))) as readers:
         digests = list(readers.map(lambda path: _digest(path.resolve(), cache), paths.values()))
     cache.save()
     return dict(zip(paths, digests, strict=True))
@@ -90,14 +93,19 @@ def _digest(path: Path, cache: WeightsCache) -> str:
     before = _state(path)
     if (known := cache.get(path, before)) is not None:
         return known
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256_of(path)
     if _state(path) != before:
         raise ChangedWhileRead(f"{path} changed while its digest was made; start again")
     changed_at_s = max(before[1:3]) / 1e9
     if time.time() - changed_at_s > FRESH_S:
         cache.put(path, before, digest)
     return digest
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _state(path: Path) -> list[int]:

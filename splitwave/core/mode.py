@@ -5,6 +5,7 @@ mode does not name is a violation.
 """
 
 import enum
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -90,6 +91,14 @@ class Mode:
     def has_grid(self) -> bool:
         """True if only batch sizes of a grid may run: captured ones, or warmed-up ones."""
         return self.captures_graphs or StepKind.COMPILED in self.step_kinds
+
+    def dense_grid(self, seats_max: int) -> tuple[int, ...]:
+        """The batch sizes to capture or warm up so that a batch of every seat fits and padding
+        is least; empty in an eager mode."""
+        if not self.has_grid:
+            return ()
+        step = self.capture_step_tokens or 1
+        return tuple(range(step, step * math.ceil(seats_max / step) + 1, step))
 
 
 _CPU_ENV = {

@@ -97,7 +97,7 @@ def test_a_neutral_name_is_no_prefix_of_others_unless_it_says_so() -> None:
 
 
 def test_every_neutral_name_has_a_section_and_a_reason() -> None:
-    assert all(name.startswith(("env.", "vllm.")) for name in NEUTRAL)
+    assert all(name.startswith(("env.", "sim.", "vllm.")) for name in NEUTRAL)
     assert all(" " in reason for reason in NEUTRAL.values())
     listed = [name.removeprefix("env.") for name in NEUTRAL if name.startswith("env.")]
     assert all(name.startswith(ENV_PREFIXES) for name in listed)

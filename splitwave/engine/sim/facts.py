@@ -17,5 +17,5 @@ def fingerprint_facts(settings: SimSettings, environ: Mapping[str, str]) -> dict
         "parallel.ranks": settings.ranks,
         "parallel.tensor_parallel": 1,
         **{f"env.{name}": value for name, value in environ.items() if counts(name)},
-        **flatten(dataclasses.asdict(settings), "sim"),
+        **flatten(dataclasses.asdict(settings) | {"recites": settings.recites.hex()}, "sim"),
     }

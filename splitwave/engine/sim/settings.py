@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass, field, fields
 
+from splitwave.core.mode import MODES
 from splitwave.engine.port import GroupDescription, Role
 
 _MODE = {Role.PREFILL: "prefill_cpu_eager", Role.DECODE: "decode_cpu_eager"}
@@ -177,6 +178,7 @@ class SimSettings:
 
     def description(self) -> GroupDescription:
         """What the started group is, in the loop's seconds."""
+        mode = MODES.get(self.mode)
         return GroupDescription(
             group_id=self.group_id,
             epoch=self.epoch,
@@ -192,6 +194,7 @@ class SimSettings:
             block_bytes=self.block_bytes,
             kv_layout=self.kv_layout,
             lease_ttl_s=self.lease_ttl_s * self.time_scale if self.role is Role.PREFILL else 0.0,
+            capture_grid=mode.dense_grid(self.seats_per_rank) if mode else (),
             versions={"sim": "1"},
         )
 

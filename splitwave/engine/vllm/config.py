@@ -162,10 +162,7 @@ def batch_grid(settings: VllmGroupSettings, mode: Mode) -> tuple[int, ...]:
             problem = f"are {settings.capture_sizes!r}; write whole numbers with spaces between"
             raise SettingsError("capture_sizes", problem)
         return tuple(int(word) for word in words)
-    if not mode.has_grid:
-        return ()
-    step = mode.capture_step_tokens or 1
-    return tuple(range(step, step * math.ceil(settings.seats_max / step) + 1, step))
+    return mode.dense_grid(settings.seats_max)
 
 
 def transfer_arguments(settings: VllmGroupSettings) -> dict[str, object]:
