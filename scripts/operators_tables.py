@@ -7,6 +7,7 @@ from services.cli.stack_config import PROGRAMS, StackConfig
 from services.decode import metrics as decode
 from services.prefill import metrics as prefill
 from services.router import metrics as router
+from services.worker.group_guard import GUARD_FAMILIES
 from splitwave.runtime import tracing
 from splitwave.runtime.config import flag, variable
 from splitwave.runtime.engine_metrics import ENGINE_FAMILIES
@@ -19,6 +20,7 @@ METRICS: Mapping[str, Sequence[Family]] = {
     "prefill": prefill.FAMILIES,
     "decode": decode.FAMILIES,
     "engine": ENGINE_FAMILIES,
+    "group": GUARD_FAMILIES,
     "waves": WAVE_FAMILIES,
 }
 """Declared families by who exports them: every process, one service, or every worker."""

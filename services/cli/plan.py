@@ -51,6 +51,12 @@ class Plan:
     decode_settings: Mapping[str, str] = field(default_factory=dict)
     metrics_port: int = 0
     """/metrics of the prefill worker, and of decode one above; 0: none."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """Execution mode by role; the role's eager CPU mode if it is not there."""
+    certificates: Path | None = None
+    """The groups' certificates, and beside them `trust`; None: the stack serves uncertified."""
+    trust: Path | None = None
+    """Public keys whose certificates count."""
     worker_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """More flags of a program, by its name: prefill, decode, router."""
     environment_more: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +131,42 @@ class Plan:
     def program_flags(self, name: str) -> tuple[str, ...]:
         """The flags of one program: router, prefill or decode."""
         own = self._router_flags() if name == "router" else self._worker_flags(name)
-        return (*own, *self.worker_flags.get(name, ()))
+        return (*own, *self.certification_flags(name), *self.worker_flags.get(name, ()))
+
+    def certification_flags(self, name: str) -> tuple[str, ...]:
+        """What a program is told of certificates. On one's own machine smoke is enough."""
+        if self.certificates is None:
+            return ("--allow-uncertified", "true")
+        if name == "router":
+            return ("--certificate-level", "smoke")
+        return ("--certificates", str(self.certificates), "--trust", str(self.trust))
+
+    def mode(self, role: str) -> str:
+        """Execution mode of a role's engines."""
+        return self.modes.get(role) or f"{role}_cpu_eager"
+
+    def up_flags(self) -> list[str]:
+        """Flags with which `splitwave up` starts this stack, uncertified."""
+        settings = {"prefill": self.prefill_settings, "decode": self.decode_settings}
+        return [
+            *("--certify", "off"),
+            *("--model", str(self.model_path)),
+            *("--served-model", self.served_model),
+            *("--run-dir", str(self.run_dir)),
+            *("--prefill-ranks", str(self.prefill_ranks)),
+            *("--decode-ranks", str(self.decode_ranks)),
+            *(word for role in ROLES for word in (f"--{role}-mode", self.mode(role))),
+            *("--grpc-port", str(self.grpc_port), "--http-port", str(self.http_port)),
+            *("--prefill-port", str(self.prefill_port), "--decode-port", str(self.decode_port)),
+            *("--side-channel-port", str(self.side_channel_port)),
+            *("--metrics-port", str(self.metrics_port)),
+            *(
+                word
+                for role in ROLES
+                for name, value in settings[role].items()
+                for word in (f"--{role}-setting", f"{name}={value}")
+            ),
+        ]
 
     def _router_flags(self) -> list[str]:
         addresses = self.worker_addresses
@@ -165,14 +206,17 @@ class Plan:
         ]
         if self.engine == "vllm":
             flags += ["--model-path", str(self.model_path)]
+        if mode := self.modes.get(role):
+            flags += ["--mode", mode]
         if self.metrics_port:
             port = self.metrics_port + ROLES.index(role)
             flags += ["--metrics-listen", f"127.0.0.1:{port}"]
-        for name, value in self._engine_settings(role).items():
+        for name, value in self.engine_settings(role).items():
             flags += ["--engine-settings", f"{name}={value}"]
         return flags
 
-    def _engine_settings(self, role: str) -> dict[str, str]:
+    def engine_settings(self, role: str) -> dict[str, str]:
+        """Settings of a role's engine group, by name."""
         ranks = self.prefill_ranks if role == "prefill" else self.decode_ranks
         more = self.prefill_settings if role == "prefill" else self.decode_settings
         settings = {"ranks": str(ranks)}

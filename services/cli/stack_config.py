@@ -14,6 +14,7 @@ from services.cli.plan import Plan
 from services.decode.config import DecodeConfig
 from services.prefill.config import PrefillConfig
 from services.router.config import RouterConfig
+from splitwave.core.mode import MODES
 from splitwave.runtime.config import ConfigError, ProcessConfig, load, require, setting, to_toml
 
 PROGRAMS: Mapping[str, type[ProcessConfig]] = {
@@ -36,6 +37,8 @@ class StackConfig:
     engine: str = setting("vllm", "what computes", choices=("vllm", "sim"))
     prefill_ranks: int = setting(1, "data-parallel ranks of prefill")
     decode_ranks: int = setting(2, "data-parallel ranks of decode")
+    prefill_mode: str = setting("", "execution mode of prefill; empty: prefill_cpu_eager")
+    decode_mode: str = setting("", "execution mode of decode; empty: decode_cpu_eager")
     grpc_port: int = setting(8090, "of the router's gRPC APIs")
     http_port: int = setting(8080, "of the router's HTTP API and status page")
     prefill_port: int = setting(8091, "of the prefill worker")
@@ -43,6 +46,12 @@ class StackConfig:
     side_channel_port: int = setting(8100, "first of one a rank, for engines among themselves")
     metrics_port: int = setting(
         0, "/metrics of the prefill worker, and of decode one above; 0: none (the router has its)"
+    )
+    certify: str = setting(
+        "smoke",
+        "smoke: serve with certificates, made once a machine where there are none that fit; "
+        "off: serve uncertified, marked so",
+        choices=("smoke", "off"),
     )
     run_dir: str = setting("", "logs go here; empty: a temporary directory")
     trace_dir: str = setting(
@@ -61,6 +70,10 @@ class StackConfig:
         for name in ("grpc_port", "http_port", "prefill_port", "decode_port", "side_channel_port"):
             require(self, name, 0 < getattr(self, name) < 65536, "set it to a port, 1 to 65535")
         require(self, "metrics_port", 0 <= self.metrics_port < 65535, "set it to a port, or to 0")
+        for role in ("prefill", "decode"):
+            known = [mode.name for mode in MODES.values() if mode.role == role]
+            fits = getattr(self, f"{role}_mode") in ("", *known)
+            require(self, f"{role}_mode", fits, f"name one of {', '.join(known)}")
         require(self, "ready_timeout_s", self.ready_timeout_s > 0, "set it above 0 seconds")
 
     def program_flags(self) -> dict[str, tuple[str, ...]]:

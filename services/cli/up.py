@@ -7,11 +7,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
+from services.cli.certified import machine, make_smoke, serve_certified
 from services.cli.plan import Plan, read_experts
-from services.cli.stack import Stack, StackFailed, running
+from services.cli.stack import Report, Stack, StackFailed, running
 from services.cli.stack_config import StackConfig, whole_stack_toml
 from splitwave import demo_model
 from splitwave.runtime.config import EXIT_BAD_CONFIG, ConfigError, load, wants_print
@@ -53,13 +54,29 @@ async def _up(config: StackConfig) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    code = await serve_certified(
+        plan,
+        lambda: _serve(plan, config.ready_timeout_s, report, stop),
+        lambda: _unless_stopped(make_smoke(plan, report), stop),
+    )
+    report("stack", "stopped")
+    return code
+
+
+async def _serve(plan: Plan, ready_timeout_s: float, report: Report, stop: asyncio.Event) -> int:
+    """Start the stack and keep it up until told to stop; 130 if that comes before it is ready."""
+    if stop.is_set():
+        return 130
     async with running(plan, report) as stack:
-        if not await _or_stop(stack.ready(config.ready_timeout_s), stop):
+        if not await _or_stop(stack.ready(ready_timeout_s), stop):
             return 130
         print(banner(plan), flush=True)
         await _or_stop(_until_failure(stack), stop)
-    report("stack", "stopped")
     return 0
+
+
+async def _unless_stopped(work: Coroutine[None, None, None], stop: asyncio.Event) -> None:
+    await _or_stop(work, stop)
 
 
 async def _or_stop(work: "asyncio.Future[None] | object", stop: asyncio.Event) -> bool:
@@ -114,6 +131,7 @@ def plan_of(config: StackConfig, run_dir: Path) -> Plan:
     else:
         model_path = Path(config.model).resolve()
         experts = read_experts(model_path)
+    is_certified = config.certify != "off" and config.engine == "vllm"
     return Plan(
         model_path=model_path,
         served_model=config.served_model or model_path.name,
@@ -131,7 +149,10 @@ def plan_of(config: StackConfig, run_dir: Path) -> Plan:
         metrics_port=config.metrics_port,
         prefill_settings=config.prefill_setting,
         decode_settings=config.decode_setting,
+        modes={"prefill": config.prefill_mode, "decode": config.decode_mode},
         worker_flags=config.program_flags(),
+        certificates=machine().certificates if is_certified else None,
+        trust=machine().trust if is_certified else None,
     )
 
 

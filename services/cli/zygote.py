@@ -19,7 +19,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from services.cli.tether import die_with_parent
@@ -31,6 +31,8 @@ END_S = 5.0
 EXIT_EPOCH_OVER = 75
 """A worker's exit code when its engines have died (splitwave.runtime.serve, which imports gRPC:
 that must not happen before a fork)."""
+RESTARTS = "SPLITWAVE_RESTARTS"
+"""Tells a worker how often it was started over (splitwave.runtime.again, likewise)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,9 @@ class _Nursery:
 
     def start(self, worker: ForkedWorker) -> None:
         """Fork a worker and say so."""
-        pid = _fork(worker, self._status_fd)
+        restarts = {RESTARTS: str(self._restarts[worker.name])}
+        environment = {**worker.environment, **restarts}
+        pid = _fork(replace(worker, environment=environment), self._status_fd)
         self._running[pid] = worker
         _report(self._status_fd, event="started", name=worker.name, pid=pid)
 

@@ -73,7 +73,7 @@ class Decoding:
         engine_id = f"{submit.attempt_id}#{next(self._numbers)}"
         seat = self._room.spend(session, submit.grant_id, engine_id)
         try:
-            if self.draining:
+            if self.draining or self._room.held:
                 raise ServingError(Reason.WORKER_DRAINING, "this worker takes no new work")
             seat = check_submission(submit, seat, self._group)
         except ServingError as error:

@@ -11,15 +11,17 @@ from services.decode.config import DecodeConfig
 from services.decode.peers import GrpcPeers
 from services.decode.servicer import SERVICE_NAMES, add_to
 from services.decode.worker import DecodeWorker
-from splitwave.engine.launch import last_words, start_engine
-from splitwave.engine.port import Engine, EngineDied, Role
+from services.worker.group_guard import Decertified
+from services.worker.start import StartedGroup, start_certified
+from splitwave.core.worker import Role
+from splitwave.engine.launch import last_words
+from splitwave.engine.port import EngineDied
 from splitwave.runtime import process
 from splitwave.runtime.again import start_over
-from splitwave.runtime.config import ConfigError
-from splitwave.runtime.serve import EpochOver, Fatal, serve
+from splitwave.runtime.serve import EpochOver, serve
 from splitwave.runtime.tracing import Tracing
 from splitwave.runtime.tracing_export import tracing
-from splitwave.runtime.worker import default_worker_id, make_group_settings
+from splitwave.runtime.worker import default_worker_id
 
 log = logging.getLogger(__name__)
 
@@ -42,44 +44,27 @@ def run(config: DecodeConfig) -> int:
 
 
 async def _run(config: DecodeConfig, stop: asyncio.Event) -> int:
-    engine = await process.unless_stopped(_start(config), stop)
-    if engine is None:
+    started = await process.unless_stopped(start_certified(config, Role.DECODE), stop)
+    if started is None:
         return 0
     try:
         async with tracing(config, config.worker_id or default_worker_id("decode")) as traces:
-            return await serve(_program(engine, config, traces), config, stop)
+            return await serve(_program(started, config, traces), config, stop)
     finally:
-        await engine.close()
+        await started.engine.close()
 
 
-def _program(engine: Engine, config: DecodeConfig, traces: Tracing) -> "DecodeProgram":
+def _program(started: StartedGroup, config: DecodeConfig, traces: Tracing) -> "DecodeProgram":
     peers = GrpcPeers(
         confirm_timeout_s=config.confirm_timeout_s,
         release_timeout_s=config.release_timeout_s,
     )
-    worker = DecodeWorker(engine, peers, config, traces=traces)
+    worker = DecodeWorker(started.engine, peers, config, traces=traces)
+    worker.guard.certify(started.certification)
     if DROP_FENCE in os.environ.get("SPLITWAVE_FAULTS", "").split(","):
         log.warning("SPLITWAVE_FAULTS: tokens are shown without confirmation")
         worker.decoding.is_fenced = False
     return DecodeProgram(worker, peers)
-
-
-async def _start(config: DecodeConfig) -> Engine:
-    log.info("starting engines", extra={"engine": config.engine})
-
-    def say(rank: int, text: str) -> None:
-        log.info("%s", text, extra={"rank": rank})
-
-    try:
-        engine = await start_engine(
-            config.engine, lambda kind: make_group_settings(config, Role.DECODE, kind), say
-        )
-    except ValueError as error:
-        raise ConfigError(f"engine_settings: {error}") from error
-    except EngineDied as died:
-        raise Fatal(last_words(died)) from died
-    log.info("engines started", extra={"ranks": engine.description.ranks})
-    return engine
 
 
 class DecodeProgram:
@@ -101,11 +86,13 @@ class DecodeProgram:
         add_to(server, self.worker)
 
     async def run(self) -> None:
-        """Drive the worker. Raises EpochOver with the engine's last words."""
+        """Drive the worker. Raises EpochOver with the engine's last words, or the guard's."""
         try:
             await self.worker.run()
         except EngineDied as died:
             raise EpochOver(last_words(died)) from died
+        except Decertified as over:
+            raise EpochOver(str(over)) from over
 
     async def close(self) -> None:
         """Free everything."""

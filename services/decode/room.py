@@ -40,6 +40,13 @@ class Room:
         self._now_s = clock
         self._due = False
         self.draining = False
+        self.held = False
+        """True while no room is given because the group's standing is in doubt."""
+
+    @property
+    def closed(self) -> bool:
+        """True while no room is given."""
+        return self.draining or self.held
 
     @property
     def table(self) -> GrantTable:
@@ -54,9 +61,7 @@ class Room:
     def load(self) -> GroupLoad:
         """What routers choose between workers by."""
         table = self.table
-        return GroupLoad(
-            table.seats_free, table.blocks_free, self._desk.asks_waiting, self.draining
-        )
+        return GroupLoad(table.seats_free, table.blocks_free, self._desk.asks_waiting, self.closed)
 
     def open(self, session: Session) -> None:
         """A session begins."""
@@ -86,7 +91,7 @@ class Room:
         self.changed()
 
     def _ask(self, session: Session, ask: AskGrant) -> None:
-        if self.draining:
+        if self.closed:
             self._tell(session, _News(refused=[(ask.ask_id, _draining())]))
             return
         now_s = self._now_s()
@@ -108,6 +113,20 @@ class Room:
     def drain(self) -> None:
         """Give no more room, and say so."""
         self.draining = True
+        self._refuse_asks()
+
+    def hold(self) -> None:
+        """Give no more room until `go_on`, and say so."""
+        self.held = True
+        self._refuse_asks()
+
+    def go_on(self) -> None:
+        """Give room again, unless it drains."""
+        self.held = False
+        self.changed()
+        self.tell_load()
+
+    def _refuse_asks(self) -> None:
         for refused in self._desk.refuse_all(Reason.WORKER_DRAINING, str(_draining())):
             self._tell(
                 self._sessions[refused.session_id],
@@ -125,7 +144,7 @@ class Room:
         """Give what can be given. Also called by the sweep, since time changes things too."""
         self._due = False
         now_s = self._now_s()
-        if self.draining:
+        if self.closed:
             self.table.sweep(now_s)
             return
         news: dict[str, _News] = {}

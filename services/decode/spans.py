@@ -3,11 +3,14 @@
 So no token costs anything, whether or not its request is traced.
 """
 
+from collections.abc import Callable
+
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
 from services.decode.attempt import Attempt
 from splitwave.core.generation import FinishReason
+from splitwave.core.mode_guard import Standing
 from splitwave.engine.port import GroupDescription
 from splitwave.runtime import tracing_names as names
 from splitwave.runtime.tracing import NONE, Attributes, Past, Tracing, Value
@@ -33,6 +36,8 @@ class DecodeSpans:
             "splitwave.group": group.group_id,
             "splitwave.epoch": group.epoch,
         }
+        self.standing: Callable[[], str] = lambda: Standing.UNCERTIFIED.value
+        """How the group stands. Set by the worker."""
 
     def first_step(self, attempt: Attempt, now_s: float) -> None:
         """Its first output came now."""
@@ -66,6 +71,7 @@ class DecodeSpans:
             links=self.waves_of(attempt),
             attributes={
                 **self._about,
+                "splitwave.standing": self.standing(),
                 names.REQUEST_ID: attempt.submit.request_id,
                 "splitwave.attempt_id": attempt.submit.attempt_id,
                 "splitwave.rank": attempt.rank,

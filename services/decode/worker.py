@@ -18,9 +18,11 @@ from services.decode.room import Room
 from services.decode.session import Incoming, Session, Write
 from services.decode.sessions import Sessions
 from services.decode.spans import DecodeSpans
+from services.worker.description import describe_group
+from services.worker.group_guard import GroupGuard
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.grant import GrantDesk, GrantTable
-from splitwave.core.worker import Role, WorkerDescription, WorkerLoad
+from splitwave.core.worker import WorkerDescription, WorkerLoad
 from splitwave.engine.port import Engine, EngineDied
 from splitwave.runtime.engine_metrics import EngineCounters, engine_families
 from splitwave.runtime.metrics import process_families
@@ -72,6 +74,9 @@ class DecodeWorker:
         self.sessions.serve_with(self.room, self.decoding)
         self._traces = traces
         self.died: EngineDied | None = None
+        patience_s = config.decertified_patience_s
+        self.guard = GroupGuard(self, group, clock, patience_s, traces)
+        self.decoding.spans.standing = lambda: self.guard.standing.value
         self._stepped: set[int] = set()
         self._progress_s = clock()
         self._check_due_s = 0.0
@@ -94,6 +99,14 @@ class DecodeWorker:
         if not self.room.draining:
             self.room.drain()
 
+    def hold(self) -> None:
+        """Take no new work until `serve_on`. What was accepted goes on."""
+        self.room.hold()
+
+    def serve_on(self) -> None:
+        """Take new work again, unless it drains."""
+        self.room.go_on()
+
     def outstanding(self) -> int:
         """Attempts, and handoffs that are still being let go of."""
         return sum(len(s.attempts) for s in self._sessions()) + self.holdings.letting_go
@@ -106,19 +119,20 @@ class DecodeWorker:
         try:
             await self._idle.wait()
         finally:
-            self.sessions.end_all(ServingError(Reason.WORKER_DRAINING, "this worker stops"))
+            self.sessions.end_all(self._why_ended())
 
     def healthy(self) -> bool:
         """True while it can take work."""
         idle = not self.holdings.engaged
         stalled = self._now_s() - self._progress_s > self._config.health_stall_s
-        return self.died is None and not self.room.draining and (idle or not stalled)
+        return self.died is None and not self.room.closed and (idle or not stalled)
 
     def load(self) -> WorkerLoad:
         """The present state. Raises WORKER_LOST if the group has died."""
         self._check_alive()
         return WorkerLoad(
-            draining=self.room.draining,
+            draining=self.room.closed,
+            standing=self.guard.standing,
             seats_used=tuple(self.room.table.seats_used),
             seats_held=tuple(self.room.table.seats_held),
             blocks_used=tuple(self.room.table.blocks_used),
@@ -137,34 +151,22 @@ class DecodeWorker:
             raise _lost(died) from died
 
     def _describe(self) -> WorkerDescription:
-        group = self.group
-        return WorkerDescription(
-            worker_id=self.worker_id,
-            role=Role.DECODE,
-            group_id=group.group_id,
-            epoch=group.epoch,
-            mode=group.mode,
-            model=group.model,
-            ranks=group.ranks,
-            block_size_tokens=group.block_size_tokens,
-            blocks_per_rank=group.blocks_per_rank,
-            block_bytes=group.block_bytes,
-            seats_per_rank=group.seats_per_rank,
-            model_len_max_tokens=group.model_len_max_tokens,
-            batch_max_tokens=group.batch_max_tokens,
-            kv_layout=group.kv_layout,
-            uncertified=True,
-            versions=group.versions,
-            load=self.load(),
-            waves=self._engine.waves(),
+        return describe_group(
+            self.worker_id, self.group, self.load(), self.guard.certification, self._engine.waves()
         )
 
     async def run(self) -> None:
-        """Drive engine, timers and releases, for ever. Raises EngineDied when the group ends."""
+        """Drive engine, timers and releases, for ever.
+
+        Raises EngineDied when the group ends, Decertified when it has to.
+        """
         tasks = [
             asyncio.create_task(self._read_engine(), name="decode: from the engine"),
             asyncio.create_task(self.holdings.outbox.run(), name="decode: to the engine"),
             asyncio.create_task(self._sweep(), name="decode: sweep"),
+            asyncio.create_task(
+                self.guard.run(self._config.drain_grace_s), name="decode: mode guard"
+            ),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -177,8 +179,7 @@ class DecodeWorker:
             raise
         finally:
             # A stream that is merely cancelled would leave its router without a status.
-            error = ServingError(Reason.WORKER_LOST, "the worker has ended")
-            self.sessions.end_all(error if self.died is None else _lost(self.died))
+            self.sessions.end_all(self._why_ended() if self.died is None else _lost(self.died))
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -187,6 +188,8 @@ class DecodeWorker:
         async for batch in self._engine.steps():
             self._progress_s = self._now_s()
             for step in batch:
+                if step.violations:
+                    self.guard.on_step(step)
                 self.decoding.on_step(step)
                 if step.rank not in self._stepped:
                     self._stepped.add(step.rank)
@@ -208,6 +211,7 @@ class DecodeWorker:
         self.room.settle()
         self.room.tell_load()
         self._check_now_and_then()
+        self.guard.look(self._engine.waves(), self.counters.last)
         self._waves.sweep(self._now_s())
         if self.room.draining and not self.outstanding() and not self.sessions.by_id:
             self._idle.set()
@@ -238,8 +242,16 @@ class DecodeWorker:
             *families(self.room, self.sessions, self.decoding, self.holdings),
             *engine_families(self.counters),
             *wave_families(self._engine.waves()),
+            *self.guard.families(),
             *self._traces.families(),
         )
+
+    def _why_ended(self) -> ServingError:
+        if not self.guard.takes_work:
+            return self.guard.why()
+        draining = self.room.draining
+        why = Reason.WORKER_DRAINING if draining else Reason.WORKER_LOST
+        return ServingError(why, "this worker stops" if draining else "the worker has ended")
 
     def _sessions(self) -> list[Session]:
         return list(self.sessions.by_id.values())

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from splitwave.engine.port import Engine, EngineDied, EngineRequest, RequestOutput
+from splitwave.engine.port import Engine, EngineDied, EngineRequest, RequestOutput, StepOutputs
 from splitwave.runtime.outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,8 @@ class EngineLoop:
         self._outbox = Outbox()
         self._waiting: dict[str, Done] = {}
         self._stepped: set[int] = set()
+        self.on_violations: Callable[[StepOutputs], None] | None = None
+        """Told of each step that holds violations."""
         self.died: EngineDied | None = None
         self.progress_s = clock()
         """When the engine last showed that it works, or had nothing to do."""
@@ -65,6 +67,8 @@ class EngineLoop:
                 if step.rank not in self._stepped:
                     self._stepped.add(step.rank)
                     log.info("first step", extra={"rank": step.rank})
+                if step.violations and self.on_violations is not None:
+                    self.on_violations(step)
                 for output in step.outputs:
                     done = self._waiting.pop(output.engine_request_id, None)
                     if done is not None:

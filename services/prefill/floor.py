@@ -82,6 +82,8 @@ class Floor:
             config.worker_id or default_worker_id("prefill"), "", config.engine
         )
         self.draining = False
+        self.on_hold = False
+        """True while no prompts are taken because the group's standing is in doubt."""
         self.leases = LeaseTable(
             ranks=group.ranks,
             blocks_per_rank=group.blocks_per_rank,
@@ -105,6 +107,11 @@ class Floor:
         self._numbers = itertools.count(1)
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def closed(self) -> bool:
+        """True while no prompts are taken."""
+        return self.draining or self.on_hold
 
     @property
     def outstanding(self) -> int:
@@ -150,7 +157,7 @@ class Floor:
     def _check_open(self) -> None:
         if self._loop.died is not None:
             raise ServingError(Reason.WORKER_LOST, f"the engine group is gone: {self._loop.died}")
-        if self.draining:
+        if self.closed:
             raise ServingError(Reason.WORKER_DRAINING, "this worker takes no new prompts")
 
     def abandon(self, call: Call) -> None:

@@ -9,14 +9,16 @@ import grpc.aio
 from services.prefill.config import PrefillConfig
 from services.prefill.servicer import SERVICE_NAMES, add_to
 from services.prefill.worker import PrefillWorker
-from splitwave.engine.launch import last_words, start_engine
-from splitwave.engine.port import Engine, EngineDied, Role
+from services.worker.group_guard import Decertified
+from services.worker.start import start_certified
+from splitwave.core.worker import Role
+from splitwave.engine.launch import last_words
+from splitwave.engine.port import EngineDied
 from splitwave.runtime import process
 from splitwave.runtime.again import start_over
-from splitwave.runtime.config import ConfigError
-from splitwave.runtime.serve import EpochOver, Fatal, serve
+from splitwave.runtime.serve import EpochOver, serve
 from splitwave.runtime.tracing_export import tracing
-from splitwave.runtime.worker import default_worker_id, make_group_settings
+from splitwave.runtime.worker import default_worker_id
 
 log = logging.getLogger(__name__)
 
@@ -36,33 +38,16 @@ def run(config: PrefillConfig) -> int:
 
 
 async def _run(config: PrefillConfig, stop: asyncio.Event) -> int:
-    engine = await process.unless_stopped(_start(config), stop)
-    if engine is None:
+    started = await process.unless_stopped(start_certified(config, Role.PREFILL), stop)
+    if started is None:
         return 0
     try:
         async with tracing(config, config.worker_id or default_worker_id("prefill")) as traces:
-            worker = PrefillWorker(engine, config, traces=traces)
+            worker = PrefillWorker(started.engine, config, traces=traces)
+            worker.guard.certify(started.certification)
             return await serve(PrefillProgram(worker), config, stop)
     finally:
-        await engine.close()
-
-
-async def _start(config: PrefillConfig) -> Engine:
-    log.info("starting engines", extra={"engine": config.engine})
-
-    def say(rank: int, text: str) -> None:
-        log.info("%s", text, extra={"rank": rank})
-
-    try:
-        engine = await start_engine(
-            config.engine, lambda kind: make_group_settings(config, Role.PREFILL, kind), say
-        )
-    except ValueError as error:
-        raise ConfigError(f"engine_settings: {error}") from error
-    except EngineDied as died:
-        raise Fatal(last_words(died)) from died
-    log.info("engines started", extra={"ranks": engine.description.ranks})
-    return engine
+        await started.engine.close()
 
 
 class PrefillProgram:
@@ -85,8 +70,10 @@ class PrefillProgram:
         add_to(server, self.worker)
 
     async def run(self) -> None:
-        """Drive the worker. Raises EpochOver with the engine's last words."""
+        """Drive the worker. Raises EpochOver with the engine's last words, or the guard's."""
         try:
             await self.worker.run()
         except EngineDied as died:
             raise EpochOver(last_words(died)) from died
+        except Decertified as over:
+            raise EpochOver(str(over)) from over

@@ -7,14 +7,13 @@ import grpc.aio
 
 from services.prefill.many import Calls
 from services.prefill.worker import PrefillWorker
+from services.worker.servicer import SERVICE_NAME as WORKER_SERVICE
+from services.worker.servicer import add_to as add_worker_service
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
 from splitwave.runtime.tracing import Metadata, traceparent_in
-from splitwave.runtime.watch import watch
 from splitwave.v1alpha1 import prefill_service_pb2 as pb
 from splitwave.v1alpha1 import prefill_service_pb2_grpc as pb_grpc
-from splitwave.v1alpha1 import worker_service_pb2 as worker_pb
-from splitwave.v1alpha1 import worker_service_pb2_grpc as worker_pb_grpc
 from splitwave.wire.errors import Aborts, abort
 from splitwave.wire.prefill import prefill_call_from_proto, prefill_result_to_proto
 from splitwave.wire.prefill_many import (
@@ -26,9 +25,8 @@ from splitwave.wire.prefill_many import (
 )
 from splitwave.wire.stream import Writes, emitter
 from splitwave.wire.time import duration_to_proto
-from splitwave.wire.worker import description_to_proto, load_to_proto
 
-SERVICE_NAMES = ("splitwave.v1alpha1.PrefillService", "splitwave.v1alpha1.WorkerService")
+SERVICE_NAMES = ("splitwave.v1alpha1.PrefillService", WORKER_SERVICE)
 
 
 class Context(Aborts, Protocol):
@@ -39,10 +37,6 @@ class Context(Aborts, Protocol):
 
     def invocation_metadata(self) -> Metadata:
         """The caller's headers."""
-
-
-class WriteContext(Aborts, Writes[worker_pb.WatchWorkerResponse], Protocol):
-    """What is used of a watch's context."""
 
 
 class ManyContext(Aborts, Writes[pb.PrefillManyResponse], Protocol):
@@ -103,45 +97,6 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         return pb.ConfirmHandoffResponse(lease_remaining=duration_to_proto(left_s))
 
 
-class WorkerServicer(worker_pb_grpc.WorkerServiceServicer):
-    """WorkerService."""
-
-    def __init__(self, worker: PrefillWorker) -> None:
-        self._worker = worker
-
-    async def DescribeWorker(
-        self,
-        request: worker_pb.DescribeWorkerRequest,
-        context: Context,
-    ) -> worker_pb.DescribeWorkerResponse:
-        try:
-            return description_to_proto(await self._worker.describe(counters=request.counters))
-        except ServingError as error:
-            await abort(context, error)
-
-    async def WatchWorker(  # type: ignore[override]  # writes rather than yields
-        self,
-        request: worker_pb.WatchWorkerRequest,
-        context: WriteContext,
-    ) -> None:
-        def observe() -> worker_pb.WatchWorkerResponse:
-            load = load_to_proto(self._worker.load())
-            return worker_pb.WatchWorkerResponse(epoch=self._worker.group.epoch, load=load)
-
-        try:
-            await watch(observe, emitter(context))
-        except ServingError as error:
-            await abort(context, error)
-
-    async def DrainWorker(
-        self,
-        request: worker_pb.DrainWorkerRequest,
-        context: Context,
-    ) -> worker_pb.DrainWorkerResponse:
-        self._worker.refuse()
-        return worker_pb.DrainWorkerResponse(outstanding=self._worker.outstanding())
-
-
 async def _orders(
     requests: AsyncIterator[pb.PrefillManyRequest],
 ) -> AsyncIterator[tuple[Sequence[Order | BadOrder], Sequence[int]]]:
@@ -152,7 +107,7 @@ async def _orders(
 def add_to(server: grpc.aio.Server, worker: PrefillWorker) -> None:
     """Add both services."""
     pb_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(worker), server)
-    worker_pb_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(worker), server)
+    add_worker_service(server, worker)
 
 
 def _traceparent(context: Context) -> str:

@@ -1,9 +1,11 @@
 """What a prefill worker tells of a prompt's trace: made when it is over, from its timestamps."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanKind
 
+from splitwave.core.mode_guard import Standing
 from splitwave.core.prefill import PrefillResult
 from splitwave.engine.port import GroupDescription
 from splitwave.runtime import tracing_names as names
@@ -35,6 +37,8 @@ class PrefillSpans:
             "splitwave.group": group.group_id,
             "splitwave.epoch": group.epoch,
         }
+        self.standing: Callable[[], str] = lambda: Standing.UNCERTIFIED.value
+        """How the group stands. Set by the worker."""
 
     def waves_of(self, call: "Call", now_s: float) -> tuple[str, ...]:
         """Traceparents of the wave segments of its first and last step, which was now."""
@@ -60,6 +64,7 @@ class PrefillSpans:
             links=result.waves,
             attributes={
                 **self._about,
+                "splitwave.standing": self.standing(),
                 names.REQUEST_ID: call.call.request_id,
                 "splitwave.handoff.id": call.call.handoff_id,
                 "splitwave.rank": queued.rank,

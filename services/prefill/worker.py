@@ -14,11 +14,13 @@ from services.prefill.floor import Floor, Identity
 from services.prefill.metrics import families
 from services.prefill.prefill import prefill
 from services.prefill.spans import PrefillSpans
+from services.worker.description import describe_group
+from services.worker.group_guard import GroupGuard
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.handoff import LeaseEnd
 from splitwave.core.prefill import PrefillCall, PrefillResult
-from splitwave.core.worker import LeaseCounts, Role, WorkerDescription, WorkerLoad
+from splitwave.core.worker import LeaseCounts, WorkerDescription, WorkerLoad
 from splitwave.engine.port import Engine, EngineDied
 from splitwave.runtime.config import BadSetting
 from splitwave.runtime.engine_metrics import EngineCounters, engine_families
@@ -56,6 +58,10 @@ class PrefillWorker:
         worker_id = self.floor.identity.worker_id
         self.floor.spans = PrefillSpans(traces, worker_id, group, self._waves)
         self._traces = traces
+        patience_s = config.decertified_patience_s
+        self.guard = GroupGuard(self, group, clock, patience_s, traces)
+        self.loop.on_violations = self.guard.on_step
+        self.floor.spans.standing = lambda: self.guard.standing.value
         self.counters = EngineCounters(engine.counters, self._describe(), clock)
 
     def now_s(self) -> float:
@@ -86,6 +92,14 @@ class PrefillWorker:
         """Take no new prompts. Handoffs can still be pulled, confirmed and released."""
         self.floor.draining = True
 
+    def hold(self) -> None:
+        """Take no new prompts until `serve_on`."""
+        self.floor.on_hold = True
+
+    def serve_on(self) -> None:
+        """Take new prompts again, unless it drains."""
+        self.floor.on_hold = False
+
     def outstanding(self) -> int:
         """Calls that run and leases that live."""
         return self.floor.outstanding
@@ -98,18 +112,19 @@ class PrefillWorker:
         try:
             await self.floor.drained()
         finally:
-            self.floor.fail_all(ServingError(Reason.WORKER_DRAINING, "this worker stops"))
+            self.floor.fail_all(self._why_ended())
 
     def healthy(self) -> bool:
         """True while it can take prompts."""
         stalled = self.loop.stalled(self._config.health_stall_s)
-        return self.loop.died is None and not self.floor.draining and not stalled
+        return self.loop.died is None and not self.floor.closed and not stalled
 
     def load(self) -> WorkerLoad:
         """The present state. Raises WORKER_LOST if the group has died."""
         self._check_alive()
         return WorkerLoad(
-            draining=self.floor.draining,
+            draining=self.floor.closed,
+            standing=self.guard.standing,
             queued_tokens=tuple(self.floor.queues.tokens),
             blocks_used=tuple(self.floor.leases.blocks_held),
             ready=True,  # The engine was handed over with every rank warm.
@@ -137,50 +152,48 @@ class PrefillWorker:
             raise _lost(died) from died
 
     def _describe(self) -> WorkerDescription:
-        group = self.group
-        return WorkerDescription(
-            worker_id=self.floor.identity.worker_id,
-            role=Role.PREFILL,
-            group_id=group.group_id,
-            epoch=group.epoch,
-            mode=group.mode,
-            model=group.model,
-            ranks=group.ranks,
-            block_size_tokens=group.block_size_tokens,
-            blocks_per_rank=group.blocks_per_rank,
-            block_bytes=group.block_bytes,
-            seats_per_rank=group.seats_per_rank,
-            model_len_max_tokens=group.model_len_max_tokens,
-            batch_max_tokens=group.batch_max_tokens,
-            kv_layout=group.kv_layout,
-            uncertified=True,
-            versions=group.versions,
-            load=self.load(),
-            waves=self._engine.waves(),
-            lease_ttl_s=group.lease_ttl_s - self._config.lease_margin_s,
-            leases=self.lease_counts(),
+        worker_id = self.floor.identity.worker_id
+        described = describe_group(
+            worker_id, self.group, self.load(), self.guard.certification, self._engine.waves()
         )
+        lease_ttl_s = self.group.lease_ttl_s - self._config.lease_margin_s
+        return replace(described, lease_ttl_s=lease_ttl_s, leases=self.lease_counts())
 
     async def run(self) -> None:
-        """Drive the engine and end leases, for ever. Raises EngineDied when the group ends."""
+        """Drive the engine and end leases, for ever.
+
+        Raises EngineDied when the group ends, Decertified when it has to.
+        """
         sweeping = asyncio.create_task(self._sweep(), name="prefill: lease sweep")
         driving = asyncio.create_task(self.loop.run(), name="prefill: engine loop")
+        guarding = asyncio.create_task(
+            self.guard.run(self._config.drain_grace_s), name="prefill: mode guard"
+        )
+        tasks = (driving, sweeping, guarding)
         try:
-            await asyncio.wait({sweeping, driving}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (driving, sweeping):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
                 if task.done():
                     task.result()
         finally:
-            error = ServingError(Reason.WORKER_LOST, "the worker has ended")
-            self.floor.fail_all(error if self.loop.died is None else _lost(self.loop.died))
-            for task in (driving, sweeping):
+            died = self.loop.died
+            self.floor.fail_all(self._why_ended() if died is None else _lost(died))
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(driving, sweeping, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _why_ended(self) -> ServingError:
+        if not self.guard.takes_work:
+            return self.guard.why()
+        draining = self.floor.draining
+        why = Reason.WORKER_DRAINING if draining else Reason.WORKER_LOST
+        return ServingError(why, "this worker stops" if draining else "the worker has ended")
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._config.sweep_s)
             self.floor.sweep()
+            self.guard.look(self._engine.waves(), self.counters.last)
             self._waves.sweep(self.now_s())
 
     async def close(self) -> None:
@@ -198,6 +211,7 @@ class PrefillWorker:
             *families(self.floor),
             *engine_families(self.counters),
             *wave_families(self._engine.waves()),
+            *self.guard.families(),
             *self._traces.families(),
         )
 

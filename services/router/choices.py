@@ -12,6 +12,7 @@ from services.router.generate import ROOM_SHARE, Finish, Fleet, Room, RoomNeed, 
 from services.router.grants import POOL_WAIT_S
 from services.router.sink import TextSink
 from splitwave.core.deadline import Deadline
+from splitwave.core.demands import RequestShape
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
 from splitwave.core.sampling_limits import SEED_MAX, SEED_MIN
@@ -167,6 +168,7 @@ def _need(choice: Choice, waits_until: Deadline) -> RoomNeed | None:
         tokens=room_tokens(choice.call, rest),
         waits_until=waits_until,
         keep_until=choice.call.deadline,
+        shape=RequestShape.of(choice.call.request),
     )
 
 

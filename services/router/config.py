@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from services.router.discovery import AddressError, Workers
+from splitwave.core.demands import Demands
+from splitwave.core.evidence import Level
 from splitwave.runtime.config import BadSetting, ProcessConfig, check_address, require, setting
 
 _WORKERS = "HOST:PORT[,HOST:PORT...], or dns:NAME:PORT for every address of a name"
@@ -49,6 +51,15 @@ class RouterConfig(ProcessConfig):
     trace_text: bool = setting(
         False, "prompts and completions stand in the spans of requests: see who may read those"
     )
+    certificate_level: str = setting(
+        "full", "least level of a group's certificate", choices=("full", "smoke")
+    )
+    allow_uncertified: bool = setting(False, "give work to groups without a certificate, too")
+    decertified_groups_max: float = setting(
+        0.25,
+        "share of a pool's groups that may be out for steps outside their mode; further ones "
+        "serve on, marked as degraded",
+    )
     resumes_per_s: float = setting(32.0, "attempts beyond a request's first, a second")
     resumes_burst: int = setting(512, "and how many of them may come at once")
 
@@ -65,6 +76,14 @@ class RouterConfig(ProcessConfig):
         require(self, "model_path", self.model_path != "", "set it to the model's directory")
         self._check_numbers()
 
+    def demands(self) -> Demands:
+        """What is demanded of groups."""
+        return Demands(
+            level=Level(self.certificate_level),
+            allow_uncertified=self.allow_uncertified,
+            decertified_groups_max=self.decertified_groups_max,
+        )
+
     def _check_numbers(self) -> None:
         for name in (
             "routers", "workers_per_router_max", "live_max", "reserve_tokens",
@@ -78,5 +97,7 @@ class RouterConfig(ProcessConfig):
             require(self, name, getattr(self, name) > 0, "set it above 0 seconds")
         for name in ("resumes_per_s", "resumes_burst"):
             require(self, name, getattr(self, name) >= 0, "set it to 0 or more")
+        is_share = 0.0 <= self.decertified_groups_max <= 1.0
+        require(self, "decertified_groups_max", is_share, "set it to a share from 0 to 1")
         in_range = 0 <= self.router_index < self.routers
         require(self, "router_index", in_range, "count routers from 0, below `routers`")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 
@@ -15,8 +16,12 @@ from services.router.peer import DecodePeer, Dial, PeerSettings
 from services.router.prefill_client import PrefillPeer, PrefillPool, PrefillTransport
 from services.router.releases import Releases
 from services.router.session import Session
+from services.router.standings import ANY, Standings, Stands, WorkerLink
 from services.router.tally import Tally
 from splitwave.core.deadline import Deadline
+from splitwave.core.demands import Demands, RequestShape
+from splitwave.core.envelope import Limit
+from splitwave.core.errors import Reason, ServingError
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.worker import Role
 
@@ -43,6 +48,8 @@ class FleetSettings:
     """See PeerSettings."""
     resumes_per_s: float = 32.0
     resumes_burst: int = 512
+    demands: Demands | None = None
+    """What is demanded of groups; None: nothing, and nothing is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,8 @@ class Network:
 
     dial_decode: Dial
     connect_prefill: Callable[[str], PrefillTransport]
+    connect_worker: Callable[[str], WorkerLink] | None = None
+    """Needed where something is demanded of groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,8 @@ class Limits:
 
     model_len_max_tokens: int
     """Prompt and completion together."""
+    output_max_tokens: int
+    """Longest completion that any group of decode is certified for."""
 
 
 class WorkerFleet:
@@ -74,12 +85,28 @@ class WorkerFleet:
         self._prefill: dict[str, PrefillPeer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.tally = Tally()
+        self.outside: Counter[Limit] = Counter()
+        """Requests that were outside every envelope, by the limit that they would have left."""
+        self.standings = self._make_standings()
+        self.stands: Stands = self.standings or ANY
         self.rooms = Rooms(self.sessions, chance)
-        self.prefill_pool = PrefillPool(lambda: self._prefill.values())
+        self.prefill_pool = PrefillPool(lambda: self._prefill.values(), self.stands)
         self.releases = Releases(self.prefill_pool.by_worker)
         self._resumes = ResumeBudget(
             per_s=settings.resumes_per_s, burst=settings.resumes_burst, now_s=_now_s()
         )
+
+    def _make_standings(self) -> Standings | None:
+        demands, connect = self._settings.demands, self._network.connect_worker
+        if demands is None:
+            return None
+        assert connect is not None
+        return Standings(demands, self._settings.router_id, connect, self._standing_changed)
+
+    def _standing_changed(self) -> None:
+        """Groups may get work that might not, or the other way."""
+        self.prefill_pool.changed()
+        self.rooms.session_changed()
 
     def decode_peers(self) -> list[DecodePeer]:
         """Decode workers, those that leave included."""
@@ -98,7 +125,14 @@ class WorkerFleet:
 
     def sessions(self) -> list[Session]:
         """Sessions that may get new work if they are usable."""
-        return [peer.session for peer in self._decode.values() if not peer.leaving]
+        admitted = [
+            peer
+            for peer in self._decode.values()
+            if not peer.leaving and self.stands.admits(peer.address)
+        ]
+        for peer in admitted:
+            peer.session.envelope = self.stands.envelope(peer.address)
+        return [peer.session for peer in admitted]
 
     # What a request needs.
 
@@ -120,14 +154,30 @@ class WorkerFleet:
         """Take one attempt from the budget, or raise RESUME_BUDGET_EXHAUSTED."""
         self._resumes.spend(_now_s())
 
+    def refuse_outside(self, shape: RequestShape) -> None:
+        """Raise OUTSIDE_ENVELOPE for a request that no group of a role is certified for."""
+        decode = [session.envelope for session in self.sessions()]
+        prefill = [
+            self.stands.envelope(peer.address)
+            for peer in self._prefill.values()
+            if self.stands.admits(peer.address)
+        ]
+        outside = shape.outside_all(decode) or shape.in_prefill.outside_all(prefill)
+        if outside is not None:
+            self.outside[outside.limit] += 1
+            raise ServingError(Reason.OUTSIDE_ENVELOPE, str(outside))
+
     def limits(self) -> Limits | None:
         """What can be served now; None while no decode worker is there."""
-        lengths = [
-            session.welcome.model_len_max_tokens
+        limits = [
+            (session.welcome.model_len_max_tokens, session.envelope)
             for session in self.sessions()
             if session.welcome is not None and session.over is None
         ]
-        return Limits(min(lengths)) if lengths else None
+        if not limits:
+            return None
+        outputs = [x.traffic.output_max_tokens if x else length for length, x in limits]
+        return Limits(min(length for length, _ in limits), max(outputs))
 
     def completions_max(self, tokens: int) -> int | None:
         """How many completions of `tokens` each all decode workers together run while empty.
@@ -143,7 +193,11 @@ class WorkerFleet:
 
     def usable(self) -> dict[Role, int]:
         """Workers that new work may go to."""
-        queues = [peer.queue for peer in self._prefill.values() if not peer.leaving]
+        queues = [
+            peer.queue
+            for peer in self._prefill.values()
+            if not peer.leaving and self.stands.admits(peer.address)
+        ]
         return {
             Role.PREFILL: sum(queue is not None and not queue.draining for queue in queues),
             Role.DECODE: sum(session.usable for session in self.sessions()),
@@ -168,6 +222,7 @@ class WorkerFleet:
                 peer = DecodePeer(address, self._network.dial_decode, settings, self.rooms)
                 self._decode[address] = peer
                 self._spawn(f"decode {address}", peer.run())
+                self._follow(Role.DECODE, address)
             if peer.leaving:
                 peer.leaving = False
                 self._end(f"leave decode {address}")
@@ -185,6 +240,7 @@ class WorkerFleet:
                 self._prefill[address] = peer
                 watch = peer.watch(self._settings.router_id, self.prefill_pool)
                 self._spawn(f"prefill {address}", watch)
+                self._follow(Role.PREFILL, address)
             if peer.leaving:
                 peer.leaving = False
                 self._end(f"leave prefill {address}")
@@ -201,6 +257,7 @@ class WorkerFleet:
             await asyncio.sleep(LEAVING_LOOK_EVERY_S)
         del self._prefill[address]
         self._end(f"prefill {address}")
+        self._end(f"standing of prefill {address}")
         await peer.transport.close()
 
     async def _leave(self, address: str, peer: DecodePeer) -> None:
@@ -210,6 +267,13 @@ class WorkerFleet:
         if self._decode.get(address) is peer:
             del self._decode[address]
             self._end(f"decode {address}")
+            self._end(f"standing of decode {address}")
+
+    def _follow(self, role: Role, address: str) -> None:
+        """Follow how a worker's group stands, unless that is done already."""
+        name = f"standing of {role} {address}"
+        if self.standings is not None and not self._runs(name):
+            self._spawn(name, self.standings.follow(role, address))
 
     def _runs(self, name: str) -> bool:
         task = self._tasks.get(name)

@@ -23,6 +23,7 @@ from services.router.request_facts import first_token_s, request_facts, request_
 from services.router.sink import TextSink
 from services.router.tracing import Operation, RequestTrace
 from splitwave.core.deadline import Deadline
+from splitwave.core.demands import RequestShape
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Request, Sampling
 from splitwave.runtime.tracing import OFF
@@ -169,7 +170,7 @@ class FrontDoor:
                 f"prompt: {len(prompt)} tokens leave nothing of the context of"
                 f" {limits.model_len_max_tokens} tokens for a completion; shorten it"
             )
-        return left
+        return min(left, limits.output_max_tokens)
 
     def _check_fits(self, order: Order) -> None:
         """Raise INVALID_REQUEST for more completions at once than the decode pool ever holds."""
@@ -279,6 +280,11 @@ class _Serving:
         self.choices = [
             Choice(call, self._sink(call.choice), Trail()) for call in door.calls(order, began_s)
         ]
+
+    @property
+    def shape(self) -> RequestShape:
+        """What of it has to lie within an envelope."""
+        return RequestShape.of(self.choices[0].call.request)
 
     def _sink(self, choice: int) -> TextSink:
         order, index = self.order, self.order.first_choice + choice

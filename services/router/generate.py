@@ -12,8 +12,10 @@ from typing import Protocol
 
 from services.router import tracing
 from services.router.attempts import Call, Trail, refuse_impossible, rest_of, room_tokens
+from services.router.grants import POOL_WAIT_S
 from services.router.held import Held, Owner
 from splitwave.core.deadline import Deadline
+from splitwave.core.demands import RequestShape
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, TokenLogprob
 from splitwave.core.handoff import Handoff
@@ -27,6 +29,10 @@ PREFILL_SHARE = 0.7
 """Share of the time left that a prefill may take, its queue included."""
 OFFERS_MAX = 3
 """Decode workers to which one handoff is offered."""
+POOL_WAIT_STARTED_S = 0.5
+"""How long an attempt whose client has had tokens waits for any decode worker to be there. Such a
+client is told within two seconds of a group's death, the noticing included, that it cannot go on
+now; a group that is started again takes longer than anybody watches a stream stand still."""
 LEASE_MARGIN_S = 0.5
 """Lease time below which a handoff is not offered any more: the pull would come too late."""
 
@@ -112,6 +118,10 @@ class RoomNeed:
     """Only groups of this layout; empty: any."""
     avoid: frozenset[str] = frozenset()
     """Workers that are not asked."""
+    pool_wait_s: float = POOL_WAIT_S
+    """How long to wait for any worker to be there."""
+    shape: RequestShape | None = None
+    """Only groups that are certified for it; None: any."""
 
 
 class Fleet(Protocol):
@@ -170,6 +180,11 @@ class _Attempt:
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
+    @property
+    def pool_wait_s(self) -> float:
+        """How long it waits for any decode worker to be there."""
+        return POOL_WAIT_STARTED_S if self.sink.token_ids else POOL_WAIT_S
+
     def share(self, fraction: float) -> Deadline:
         now_s = self.now_s
         return Deadline(now_s + self.call.deadline.share_s(now_s, fraction))
@@ -216,7 +231,9 @@ async def _decode_room(step: _Attempt) -> Room:
                 RoomNeed(
                     tokens=step.room_tokens,
                     waits_until=step.share(ROOM_SHARE),
+                    pool_wait_s=step.pool_wait_s,
                     keep_until=step.call.deadline,
+                    shape=RequestShape.of(step.call.request),
                 )
             )
             span.set_attribute("splitwave.decode_worker", room.worker_id)
@@ -328,6 +345,8 @@ async def _room_elsewhere(
         keep_until=step.call.deadline,
         kv_layout=kv_layout,
         avoid=frozenset(avoid),
+        pool_wait_s=step.pool_wait_s,
+        shape=RequestShape.of(step.call.request),
     )
     try:
         return await step.fleet.decode_room(need)

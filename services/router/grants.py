@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from splitwave.core.errors import Reason, ServingError
-from splitwave.core.placement import roomier, two_choices
+from splitwave.core.placement import floor_tier, roomier, two_choices
 from splitwave.core.session import (
     AskGrant,
     CancelAsk,
@@ -137,7 +137,7 @@ class _Waiter:
         until_s = self.need.waits_until.at_s
         if self.asked is not None:
             return until_s + ANSWER_GRACE_S
-        return min(until_s, self.alone_since_s + POOL_WAIT_S)
+        return min(until_s, self.alone_since_s + self.need.pool_wait_s)
 
 
 class Rooms:
@@ -249,11 +249,12 @@ class Rooms:
             and session.welcome is not None
             and session.welcome.worker_id not in need.avoid
             and need.kv_layout in ("", session.welcome.kv_layout)
+            and (need.shape is None or need.shape.outside(session.envelope) is None)
         ]
 
     def _from_float(self, need: "RoomNeed") -> TakenRoom | None:
         now_s = _now_s()
-        for session in sorted(self._fitting(need), key=lambda x: -x.load.seats_free):
+        for session in sorted(self._fitting(need), key=lambda x: (_tier(x), -x.load.seats_free)):
             granted = session.float.take(_blocks(session, need), now_s)
             if granted is not None:
                 return self._taken(session, granted, need)
@@ -275,6 +276,8 @@ class Rooms:
             if waiter.refused_by and fitting:
                 waiter.done.set_result(_soonest(waiter.refused_by.values()))
             return
+        soonest = min(map(_tier, unasked))
+        unasked = [session for session in unasked if _tier(session) == soonest]
         a, b = two_choices(len(unasked), self.chance(), self.chance())
         first_is_roomier = roomier(self._load(unasked[a]), self._load(unasked[b]))
         session = unasked[a] if first_is_roomier else unasked[b]
@@ -327,6 +330,15 @@ def _blocks(session: "Session", need: "RoomNeed") -> int:
     assert session.welcome is not None
     blocks = -(-need.tokens // session.welcome.block_size_tokens)
     return min(blocks, session.welcome.blocks_per_rank)
+
+
+def _tier(session: "Session") -> int:
+    """How soon a group gets one more request, by the floor of its mode."""
+    envelope = session.envelope
+    if envelope is None or not envelope.step_min_tokens:
+        return 1
+    used = envelope.ranks * envelope.seats_max - session.load.seats_free
+    return floor_tier(used, envelope.ranks * envelope.step_min_tokens)
 
 
 def _soonest(errors: Iterable[ServingError]) -> ServingError:

@@ -73,6 +73,7 @@ def make_door(config: RouterConfig, tokenizer: Tokenizer) -> FrontDoor:
             silence_max_s=config.stall_max_s + SILENCE_MARGIN_S,
             resumes_per_s=config.resumes_per_s,
             resumes_burst=config.resumes_burst,
+            demands=config.demands(),
         ),
         grpc_network(),
         random.random,

@@ -1,13 +1,19 @@
 """Metrics of a router. docs/operations.md lists them, from the declarations here."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import Metric
 
+from services.router.fleet import WorkerFleet
 from services.router.front_door import FrontDoor
 from services.router.refusals import REASONS
 from services.router.tally import Tally
+from splitwave.core.demands import RefusedGroup
+from splitwave.core.envelope import Limit
 from splitwave.core.errors import Reason
+from splitwave.core.mode_guard import Action, Standing
+from splitwave.core.worker import Role
 from splitwave.runtime.metrics import counter, gauge, histogram, process_families
 from splitwave.runtime.tracing_names import FINISHED
 
@@ -72,6 +78,26 @@ WORKERS = gauge("splitwave_router_workers", "Workers that new work may go to.", 
 WORKERS_LISTED = gauge(
     "splitwave_router_workers_listed", "Workers that this router is to serve.", "role"
 )
+GROUPS = gauge(
+    "splitwave_router_groups", "Groups by how they stand, as their workers say.", "role", "standing"
+)
+GROUPS_REFUSED = gauge(
+    "splitwave_router_groups_refused",
+    "Groups that get no work, by why: unknown, uncertified, level or decertified.",
+    "role",
+    "why",
+)
+GROUPS_JUDGED = counter(
+    "splitwave_router_groups_judged",
+    "Decertified groups that were told to drain, or to serve on since too many were out.",
+    "role",
+    "judgement",
+)
+OUTSIDE = counter(
+    "splitwave_router_requests_outside_envelope",
+    "Requests that no group of a role is certified for, by the limit that they would have left.",
+    "limit",
+)
 SESSIONS_OPENED = counter("splitwave_router_sessions_opened", "Sessions with decode workers.")
 SESSIONS_REATTACHED = counter(
     "splitwave_router_sessions_reattached", "Times that one went on over a new connection."
@@ -87,7 +113,8 @@ FAMILIES = (
     LIVE, LIVE_MAX, ADMITTED, REQUESTS, REFUSED, SHED, PROMPT_TOKENS, CACHED_TOKENS,
     COMPLETION_TOKENS, HANDOFF_BYTES, TTFT_S, ITL_S, TPOT_S, REQUEST_S, GRANT_WAIT_S, PREFILL_S,
     HANDOFF_S,
-    ROOMS_WAITING, PROMPTS_WAITING, RESUMES, WORKERS, WORKERS_LISTED, SESSIONS_OPENED,
+    ROOMS_WAITING, PROMPTS_WAITING, RESUMES, WORKERS, WORKERS_LISTED, GROUPS, GROUPS_REFUSED,
+    GROUPS_JUDGED, OUTSIDE, SESSIONS_OPENED,
     SESSIONS_REATTACHED, SESSIONS_LOST, HANDOFFS_LEFT,
 )  # fmt: skip
 
@@ -118,6 +145,7 @@ def families(door: FrontDoor) -> Iterator[Metric]:
     yield from _request_families(door)
     yield from _time_families(door)
     yield from _fleet_families(door)
+    yield from _standing_families(door.fleet)
     yield from _session_families(door.fleet.tally)
 
 
@@ -160,6 +188,25 @@ def _fleet_families(door: FrontDoor) -> Iterator[Metric]:
     yield WORKERS.by_one({role.value: n for role, n in fleet.usable().items()})
     yield WORKERS_LISTED.by_one({role.value: n for role, n in fleet.listed().items()})
     yield HANDOFFS_LEFT.of(fleet.releases.left_to_expiry)
+
+
+def _standing_families(fleet: WorkerFleet) -> Iterator[Metric]:
+    """Of a fleet that demands something of its groups."""
+    stands: Counter[tuple[str, str]] = Counter()
+    refused: Counter[tuple[str, str]] = Counter()
+    judged: Counter[tuple[Role, Action]] = Counter()
+    if fleet.standings is not None:
+        judged = fleet.standings.judged
+        for _, group in fleet.standings.groups():
+            why = group.refused(fleet.standings.demands)
+            refused[group.role, "" if why is None else why[0]] += 1
+            stands[group.role, group.standing or ""] += 1
+    yield GROUPS.by({(r, x): stands[r, x] for r in Role for x in Standing})
+    yield GROUPS_REFUSED.by({(r, x): refused[r, x] for r in Role for x in RefusedGroup})
+    told = (Action.DRAIN, Action.SERVE_ON)
+    yield GROUPS_JUDGED.by({(r, x): judged[r, x] for r in Role for x in told})
+    asked = (Limit.PROMPT_LENGTH, Limit.OUTPUT_LENGTH, Limit.SEQUENCE_LENGTH, Limit.SAMPLING)
+    yield OUTSIDE.by_one({limit: fleet.outside[limit] for limit in asked})
 
 
 def _session_families(tally: Tally) -> Iterator[Metric]:

@@ -10,8 +10,11 @@ from services.router import tracing
 from services.router.attempts import NoAnswer
 from services.router.backoff import Backoff
 from services.router.held import Held
+from services.router.standings import ANY, Stands
 from splitwave.core.deadline import Deadline
+from splitwave.core.demands import RequestShape
 from splitwave.core.errors import Reason, ServingError
+from splitwave.core.generation import features
 from splitwave.core.placement import PrefillQueue, place_prefill
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.worker import Role, WorkerDescription, WorkerLoad
@@ -117,9 +120,10 @@ class _Wish:
 class PrefillPool:
     """Places prompts: the worker with the fewest tokens to wait for, first come, first served."""
 
-    def __init__(self, peers: Callable[[], Iterable[PrefillPeer]]) -> None:
+    def __init__(self, peers: Callable[[], Iterable[PrefillPeer]], stands: Stands = ANY) -> None:
         """`peers` lists all there are; they come and go."""
         self._peers = peers
+        self._stands = stands
         self._waiting: dict[_Wish, None] = {}  # An ordered set.
 
     def by_worker(self, worker_id: str) -> PrefillPeer | None:
@@ -213,8 +217,12 @@ class PrefillPool:
         return placed.result()
 
     def _refuse_hopeless(self, wish: _Wish) -> None:
-        """Raise if waiting cannot help: each worker has refused it, or cannot pair."""
+        """Raise if waiting cannot help: each worker has refused it, cannot pair or must not."""
         there = self._there()
+        shape = _shape(wish.call)
+        outside = shape.outside_all(self._stands.envelope(peer.address) for peer in there)
+        if outside is not None:
+            raise ServingError(Reason.OUTSIDE_ENVELOPE, f"prefill: {outside}")
         pairs = [peer for peer in there if peer.pairs_with(wish.call.kv_layout)]
         if there and not pairs:
             raise ServingError(
@@ -226,11 +234,21 @@ class PrefillPool:
             raise min(errors, key=lambda error: error.retry_after_s or float("inf"))
 
     def _there(self) -> list[PrefillPeer]:
-        return [p for p in self._peers() if p.queue is not None and not p.leaving]
+        return [
+            peer
+            for peer in self._peers()
+            if peer.queue is not None and not peer.leaving and self._stands.admits(peer.address)
+        ]
 
     def _reserve(self, wish: _Wish) -> PrefillPeer | None:
         """The worker to compute a prompt, with the prompt counted in its queue."""
-        peers = {p.worker_id: p for p in self._there() if p.pairs_with(wish.call.kv_layout)}
+        shape = _shape(wish.call)
+        peers = {
+            peer.worker_id: peer
+            for peer in self._there()
+            if peer.pairs_with(wish.call.kv_layout)
+            and shape.outside(self._stands.envelope(peer.address)) is None
+        }
         queues = [peer.queue for peer in peers.values() if peer.queue is not None]
         tokens = len(wish.call.token_ids)
         passed = frozenset(wish.passed)
@@ -246,6 +264,11 @@ class PrefillPool:
         if peer.queue is not None:
             peer.queue.placed.pop(call.handoff_id, None)
         self.changed()
+
+
+def _shape(call: PrefillCall) -> RequestShape:
+    sampling = features(call.sampling) if call.keep_first_token else ()
+    return RequestShape(len(call.token_ids), 1, sampling)
 
 
 def _no_room() -> ServingError:

@@ -14,6 +14,7 @@ from services.router.generate import Finish, Sink
 from services.router.grants import LINGER_S, GrantFloat
 from services.router.held import Held
 from services.router.tally import Tally
+from splitwave.core.envelope import Envelope
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import TokenLogprob
 from splitwave.core.session import (
@@ -75,6 +76,8 @@ class Session:
         self.tally = tally or Tally()
         self._frame_at_s = -1.0
         self.welcome: Welcome | None = None
+        self.envelope: Envelope | None = None
+        """What the group is certified for; None if that is not known, or not asked."""
         self.connected = False
         self.over: ServingError | None = None
         self.load = GroupLoad(seats_free=0, blocks_free=0, asks_waiting=0, draining=False)

@@ -65,6 +65,20 @@ class Request:
     """Smaller goes first, as in vLLM."""
 
 
+FEATURES = (
+    "frequency_penalty", "logit_bias", "logprobs", "min_p", "min_tokens", "presence_penalty",
+    "repetition_penalty", "seed", "stop_token_ids", "temperature", "top_k", "top_p",
+)  # fmt: skip
+"""Fields of `Sampling` that change how tokens are sampled or ended, sorted."""
+
+_PLAIN = Sampling(max_tokens=1, temperature=0.0)
+
+
+def features(sampling: Sampling) -> tuple[str, ...]:
+    """Names of the features that a generation asks for beyond plain greedy sampling, sorted."""
+    return tuple(name for name in FEATURES if getattr(sampling, name) != getattr(_PLAIN, name))
+
+
 def first_token_is_kept(sampling: Sampling) -> bool:
     """True if prefill's sampled token may be shown and decode may go on behind it.
 

@@ -6,6 +6,7 @@ machines without clock or I/O: the worker's shell and the router's act on what t
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -85,40 +86,56 @@ class ModeGuard:
         self._step_kinds = frozenset(step_kinds)
         self._patience_s = patience_s
         self._held_at_s = 0.0
-        self._seen: dict[tuple[int, str], int] = {}
+        self._recorded: Counter[tuple[int, str]] = Counter()
+        self._counted: Counter[tuple[int, str]] = Counter()
         self.standing: Standing = standing
         self.draining = False
         """True once it has been told, or has decided, to drain."""
         self.violations: list[StepViolation] = []
         """The first VIOLATIONS_KEPT_MAX."""
-        self.violating_steps = 0
 
     @property
     def takes_work(self) -> bool:
         """G2."""
         return self.standing is not Standing.DECERTIFIED
 
+    @property
+    def violating_steps(self) -> int:
+        """All of them: of each kind and rank those recorded or those counted, whichever is more."""
+        keys = self._recorded.keys() | self._counted.keys()
+        return sum(max(self._recorded[key], self._counted[key]) for key in keys)
+
     def on_violation(self, violation: StepViolation, now_s: float) -> Action | None:
         """A rank has recorded a step outside the mode."""
         key = (violation.rank, violation.kind)
-        self._seen[key] = self._seen.get(key, 0) + 1
-        return self._note(violation, 1, now_s)
+        self._recorded[key] += 1
+        if self._recorded[key] <= self._counted[key]:
+            self._replace(violation)
+            return None
+        return self._note(violation, now_s)
 
     def on_counts(self, rank: int, steps_by_kind: Mapping[str, int], now_s: float) -> Action | None:
         """A rank's own counts, which hold its violations too: none is missed, none counts twice."""
         action = None
         for kind, count in steps_by_kind.items():
-            new = count - self._seen.get((rank, kind), 0)
-            if kind in self._step_kinds or new <= 0:
+            key = (rank, kind)
+            if kind in self._step_kinds or count <= self._counted[key]:
                 continue
-            self._seen[rank, kind] = count
-            step = sum(steps_by_kind.values())
-            unseen = StepViolation(rank=rank, step=step, kind=kind, tokens=0)
-            action = self._note(unseen, new, now_s) or action
+            self._counted[key] = count
+            if count > self._recorded[key]:
+                step = sum(steps_by_kind.values())
+                unseen = StepViolation(rank=rank, step=step, kind=kind, tokens=0)
+                action = self._note(unseen, now_s) or action
         return action
 
-    def _note(self, violation: StepViolation, steps: int, now_s: float) -> Action | None:
-        self.violating_steps += steps
+    def _replace(self, violation: StepViolation) -> None:
+        """The record of a step that had only been counted so far."""
+        for index, known in enumerate(self.violations):
+            if (known.rank, known.kind) == (violation.rank, violation.kind) and not known.tokens:
+                self.violations[index] = violation
+                return
+
+    def _note(self, violation: StepViolation, now_s: float) -> Action | None:
         if len(self.violations) < VIOLATIONS_KEPT_MAX:
             self.violations.append(violation)
         if self.standing in (Standing.DECERTIFIED, Standing.DEGRADED):

@@ -94,3 +94,14 @@ def subset(worker_ids: Sequence[str], router_index: int, routers: int, size_max:
         return ids
     start = router_index * len(ids) // routers
     return [ids[(start + i) % len(ids)] for i in range(size_max)]
+
+
+def floor_tier(used_tokens: int, floor_tokens: int) -> int:
+    """How soon a group gets one more request, 0 first, by a mode's floor of a step's tokens.
+
+    A group that has begun and is below the floor comes first, so that it leaves the range in which
+    its mode is not at its best; an idle group comes last, so that it does not enter it.
+    """
+    if used_tokens >= floor_tokens:
+        return 1
+    return 0 if used_tokens > 0 else 2

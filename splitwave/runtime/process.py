@@ -62,7 +62,7 @@ def run_until_stopped(
         return EXIT_BAD_CONFIG
     except Fatal as error:
         log.error("%s", error)
-        return 1
+        return error.exit_code
 
 
 async def unless_stopped(starting: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:

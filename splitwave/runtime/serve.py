@@ -76,6 +76,14 @@ class Program(Protocol):
 class Fatal(Exception):
     """The program cannot go on; the message says why, for the log's last line."""
 
+    exit_code = 1
+
+
+class Uncertified(Fatal):
+    """The group must not serve: it has no certificate that fits, or failed its self-check."""
+
+    exit_code = 3
+
 
 class EpochOver(Fatal):
     """The engine group has died. A new process can start it again, with a larger epoch."""

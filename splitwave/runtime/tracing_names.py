@@ -79,7 +79,7 @@ SPANS: Final = (
         PREFILL_SERVE, "prefill", (PREFILL,), "a prompt in the worker, until its answer",
         (
             REQUEST_ID, "splitwave.handoff.id", "splitwave.worker", "splitwave.group",
-            "splitwave.epoch", "splitwave.rank", "splitwave.prompt_tokens",
+            "splitwave.epoch", "splitwave.standing", "splitwave.rank", "splitwave.prompt_tokens",
             "splitwave.cached_tokens", "splitwave.held",
         ),
     ),
@@ -94,8 +94,8 @@ SPANS: Final = (
         DECODE_SERVE, "decode", (DECODE,), "an attempt in the worker, from Accepted to its end",
         (
             REQUEST_ID, "splitwave.attempt_id", "splitwave.worker", "splitwave.group",
-            "splitwave.epoch", "splitwave.rank", "splitwave.offset", "splitwave.tokens",
-            "splitwave.end",
+            "splitwave.epoch", "splitwave.standing", "splitwave.rank", "splitwave.offset",
+            "splitwave.tokens", "splitwave.end",
         ),
     ),
     SpanType(

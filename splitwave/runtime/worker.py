@@ -31,6 +31,20 @@ class WorkerConfig(ProcessConfig):
     engine_settings: Mapping[str, str] = setting(
         {}, "more settings of the engine group by name, such as ranks=2; may be repeated"
     )
+    certificates: str = setting(
+        "",
+        "the group's certificate, or a directory of them; without one that fits the worker exits "
+        "with 3",
+    )
+    trust: str = setting("", "directory of the public keys whose certificates count")
+    allow_uncertified: bool = setting(
+        False, "serve without a certificate that fits, marked; routers must be told to take it"
+    )
+    decertified_patience_s: float = setting(
+        2.0,
+        "how long a group that ran a step outside its mode waits for a router's judgement; "
+        "then it drains",
+    )
     restarts_max: int = setting(
         3, "times that the process starts over when its engine group has died, before it exits "
         "with 75 for a supervisor to start it; 0: at once",
@@ -44,6 +58,10 @@ class WorkerConfig(ProcessConfig):
         require(self, "epoch", self.epoch >= 0, "set it to 0 or more")
         require(self, "restarts_max", self.restarts_max >= 0, "set it to 0 or more")
         require(self, "health_stall_s", self.health_stall_s > 0, "set it above 0 seconds")
+        patient = self.decertified_patience_s >= 0
+        require(self, "decertified_patience_s", patient, "set it to 0 or more seconds")
+        trusting = self.trust != "" or self.certificates == ""
+        require(self, "trust", trusting, "name the directory of the public keys that you trust")
         if self.engine == "vllm":
             fix = "set it to the directory of a saved model"
             require(self, "model_path", self.model_path != "", fix)

@@ -76,10 +76,11 @@ async def router_stack(
     decode: SimSettings = DECODE,
     further: Sequence[Service] = (),
     traces: Traces = NO_TRACES,
+    reattach_s: float = 0.2,
     **options: object,
 ) -> AsyncIterator[RouterStack]:
     """Start all three services; `options` are settings of the router."""
-    decode_config = replace(DECODE_CONFIG, reattach_s=0.2)
+    decode_config = replace(DECODE_CONFIG, reattach_s=reattach_s)
     async with stack(prefill, decode, decode_config=decode_config, traces=traces) as both:
         config = RouterConfig(
             listen=f"127.0.0.1:{free_port()}",
@@ -90,7 +91,7 @@ async def router_stack(
             model=MODEL,
             drain_unready_s=0.0,
             drain_grace_s=5.0,
-            **options,  # type: ignore[arg-type]  # settings by name
+            **({"allow_uncertified": True} | options),  # type: ignore[arg-type]  # settings by name
         )
         door = make_door(config, model.tokenizer)
         door.traces = traces.router

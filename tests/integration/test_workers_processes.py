@@ -31,6 +31,7 @@ async def started(service: str, *flags: str) -> AsyncIterator[asyncio.subprocess
         f"services.{service}",
         "--engine=sim",
         "--drain-unready-s=0.2",
+        "--allow-uncertified=true",
         *flags,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "SPLITWAVE_FAULTS": ""},

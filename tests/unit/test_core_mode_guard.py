@@ -55,6 +55,16 @@ def test_counts_tell_of_a_step_that_was_not_recorded_and_never_twice_of_one_that
     assert guarded.violations[1] == StepViolation(rank=1, step=12, kind="eager", tokens=0)
 
 
+def test_a_record_that_comes_after_the_count_takes_its_place() -> None:
+    guarded = guard()
+
+    assert guarded.on_counts(0, {"full": 9, "eager": 1}, 1.0) is Action.HOLD
+    assert guarded.on_violation(violation(), 1.1) is None
+    assert (guarded.violations, guarded.violating_steps) == ([violation()], 1)
+    guarded.on_violation(violation(step=8), 1.2)
+    assert (guarded.violations[1:], guarded.violating_steps) == ([violation(step=8)], 2)
+
+
 def test_counts_alone_decertify_too() -> None:
     assert guard().on_counts(0, {"unseen": 1}, 1.0) is Action.HOLD
 

@@ -1,0 +1,81 @@
+"""May this group serve: its fingerprint as it runs, and a certificate that says so."""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from splitwave.certify.fingerprint import RanksDiffer, read_fingerprint, shape_of
+from splitwave.certify.keys import BadKey, load_trust_store
+from splitwave.certify.store import choose, files
+from splitwave.certify.weights import WeightsCache, default_cache_path
+from splitwave.core.certificate import CertificateRefused, SignedCertificate, Wanted
+from splitwave.core.evidence import Level
+from splitwave.core.mode import lookup
+from splitwave.core.worker import Certification, RankCounters
+from splitwave.engine.port import Engine
+from splitwave.runtime.config import BadSetting
+from splitwave.runtime.serve import Uncertified
+from splitwave.runtime.worker import WorkerConfig
+
+log = logging.getLogger(__name__)
+
+NONE_GIVEN = (
+    "no certificate: give --certificates and --trust, or --allow-uncertified true to serve without"
+)
+
+
+async def certify(engine: Engine, config: WorkerConfig) -> Certification:
+    """What the group is certified for.
+
+    Raises Uncertified with the first difference, unless the config allows to serve without: then
+    the certification says why it has none. The boot self-check has no such leave.
+    """
+    check_steps(engine.description.mode, await engine.counters())
+    refusal = NONE_GIVEN
+    if config.certificates:
+        try:
+            return _certification(await _choose(engine, config))
+        except (CertificateRefused, RanksDiffer) as refused:
+            refusal = str(refused)
+    if not config.allow_uncertified:
+        raise Uncertified(refusal)
+    log.warning("serving uncertified: %s", refusal)
+    return Certification(refusal=refusal)
+
+
+def check_steps(mode: str, counted: Sequence[RankCounters]) -> None:
+    """The boot self-check: what has run so far, warm steps above all, is of the mode's kinds."""
+    kinds = lookup(mode).step_kinds
+    for rank in counted:
+        if strange := sorted(set(rank.steps_by_kind) - set(kinds)):
+            raise Uncertified(
+                f"boot self-check: rank {rank.rank} has run {rank.steps_by_kind[strange[0]]} steps"
+                f" as {strange[0]}; mode {mode} has {', '.join(sorted(kinds))}"
+            )
+
+
+async def _choose(engine: Engine, config: WorkerConfig) -> SignedCertificate:
+    group = engine.description
+    try:
+        trust = load_trust_store(Path(config.trust))
+    except BadKey as error:
+        raise BadSetting("trust", str(error)) from error
+    model_path = Path(config.model_path) if config.engine == "vllm" else None
+    wanted = Wanted(
+        mode=group.mode,
+        role=group.role.value,
+        fingerprint=await read_fingerprint(engine, model_path, WeightsCache(default_cache_path())),
+        shape=shape_of(group),
+        level=Level.SMOKE,  # Which level is enough for what is the routers' to say.
+    )
+    path, signed = choose(files(Path(config.certificates)), wanted, trust, time.time())
+    log.info("certified", extra={"certificate": str(path), "level": signed.certificate.level})
+    return signed
+
+
+def _certification(signed: SignedCertificate) -> Certification:
+    body = signed.certificate
+    return Certification(
+        certificate_id=body.certificate_id, level=body.level.value, envelope=body.envelope
+    )

@@ -1,0 +1,56 @@
+"""A group from its settings to its certification: engines first, since they are forked."""
+
+import logging
+from dataclasses import dataclass
+
+from services.worker.certification import certify
+from splitwave.core.worker import Certification, Role
+from splitwave.engine.launch import last_words, start_engine
+from splitwave.engine.port import Engine, EngineDied
+from splitwave.runtime.config import ConfigError
+from splitwave.runtime.serve import Fatal
+from splitwave.runtime.worker import WorkerConfig, make_group_settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedGroup:
+    """A group that runs, and may serve."""
+
+    engine: Engine
+    certification: Certification
+
+
+async def start_certified(config: WorkerConfig, role: Role) -> StartedGroup:
+    """Start the engines of a worker and certify them.
+
+    Raises ConfigError for settings that cannot work, Fatal if a process fails, and Uncertified if
+    the group must not serve; then its engines are closed.
+    """
+    engine = await _start(config, role)
+    try:
+        return StartedGroup(engine, await certify(engine, config))
+    except EngineDied as died:
+        raise Fatal(last_words(died)) from died
+    except BaseException:
+        await engine.close()
+        raise
+
+
+async def _start(config: WorkerConfig, role: Role) -> Engine:
+    log.info("starting engines", extra={"engine": config.engine})
+
+    def say(rank: int, text: str) -> None:
+        log.info("%s", text, extra={"rank": rank})
+
+    try:
+        engine = await start_engine(
+            config.engine, lambda kind: make_group_settings(config, role, kind), say
+        )
+    except ValueError as error:
+        raise ConfigError(f"engine_settings: {error}") from error
+    except EngineDied as died:
+        raise Fatal(last_words(died)) from died
+    log.info("engines started", extra={"ranks": engine.description.ranks})
+    return engine
