@@ -17,14 +17,13 @@ def text_of(status: Status) -> str:
 
 
 def _router_lines(router: RouterView) -> list[str]:
-    shed = sum(router.shed.values())
     return [
         f"router {router.router_id}: {router.state}, model {router.model},"
         f" version {router.version}, up {duration(router.uptime_s)}",
         f"  {router.live} of {router.live_max} being served,"
         f" {router.rooms_waiting} waiting for decode room, {router.prompts_waiting} for prefill",
-        f"  {router.admitted} admitted, {shed} shed; ended: {_counts(router.outcomes)};"
-        f" resumed: {_counts(router.resumes)}",
+        f"  {router.admitted} admitted, ended: {_counts(router.outcomes)};"
+        f" resumed: {_counts(router.resumes)}; refused: {_counts(router.refused)}",
         f"  tokens: {router.prompt_tokens} prompt, {router.completion_tokens} completion;"
         f" KV handed over: {size(router.handoff_bytes)}",
     ]

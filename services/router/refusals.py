@@ -52,6 +52,13 @@ class Refusals:
         if not tracing.current().admitted:
             self.counts[route, reason] += 1
 
+    def by_reason(self) -> dict[str, int]:
+        """Over all routes."""
+        found: Counter[str] = Counter()
+        for (_, reason), count in self.counts.items():
+            found[reason.value] += count
+        return dict(found)
+
     @contextmanager
     def watch(self, route: str) -> Iterator[None]:
         """Count the call that is served within the block if it fails."""

@@ -125,6 +125,9 @@ async def test_a_refused_request_is_shed_and_not_admitted(stack: RouterStack) ->
     assert value(text, "splitwave_router_requests_admitted_total") == 0
     shed = value(text, "splitwave_router_requests_shed_total", reason=Reason.WORKER_DRAINING.value)
     assert shed == 1
+    status, _ = await read_status(stack)
+    assert status.router is not None
+    assert status.router.refused == {Reason.WORKER_DRAINING.value: 1}
 
 
 async def test_the_status_tells_of_pools_ranks_and_requests_and_never_of_text(
@@ -138,6 +141,7 @@ async def test_the_status_tells_of_pools_ranks_and_requests_and_never_of_text(
     assert status.router is not None
     assert (status.router.state, status.router.live_max) == ("serving", 8)
     assert status.router.outcomes == {"finished": 1}
+    assert status.router.refused == {}
     (prefill,), (decode,) = status.pool(Role.PREFILL), status.pool(Role.DECODE)
     assert (prefill.state, decode.state) == ("serving", "serving")
     assert [rank.seats_max for rank in decode.ranks] == [DECODE.seats_per_rank] * DECODE.ranks

@@ -120,6 +120,7 @@ class StatusPage:
             prompt_tokens=history.prompt_tokens,
             completion_tokens=history.completion_tokens,
             handoff_bytes=history.handoff_bytes,
+            refused=door.refusals.by_reason(),
         )
 
 

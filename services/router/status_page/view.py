@@ -79,6 +79,8 @@ class RouterView:
     prompt_tokens: int
     completion_tokens: int
     handoff_bytes: int
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Calls for which nothing was admitted, by reason; shed ones are among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
