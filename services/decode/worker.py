@@ -89,7 +89,8 @@ class DecodeWorker:
         `incoming` brings messages with their numbers, `write` takes the worker's with theirs
         (0 for Welcome and Ack). Returns if the router closed; raises ServingError otherwise.
         """
-        self._check_alive()
+        if self.died is not None:
+            raise _over(self.died)
         await self.sessions.serve(incoming, write)
 
     def refuse(self) -> None:
@@ -179,7 +180,7 @@ class DecodeWorker:
             raise
         finally:
             # A stream that is merely cancelled would leave its router without a status.
-            self.sessions.end_all(self._why_ended() if self.died is None else _lost(self.died))
+            self.sessions.end_all(self._why_ended() if self.died is None else _over(self.died))
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -259,6 +260,11 @@ class DecodeWorker:
     def _check_alive(self) -> None:
         if self.died is not None:
             raise _lost(self.died)
+
+
+def _over(died: EngineDied) -> ServingError:
+    """What a session ends with: there is nothing to reattach to."""
+    return ServingError(Reason.EPOCH_MISMATCH, f"the engine group is gone: {died}")
 
 
 def _lost(died: EngineDied) -> ServingError:

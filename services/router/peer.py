@@ -25,6 +25,13 @@ _BREAKS = frozenset({Reason.WORKER_LOST, Reason.CANCELLED, Reason.DEADLINE_EXCEE
 _log = logging.getLogger(__name__)
 
 
+class Gone(ServingError):
+    """Nobody listens at the worker's address: its process has ended, with all that it kept."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.WORKER_LOST, message)
+
+
 class Received(NamedTuple):
     """One message that came, still to be read: a repeat never is."""
 
@@ -34,7 +41,10 @@ class Received(NamedTuple):
 
 
 class Connection(Protocol):
-    """One call of DecodeService.Session. Every method raises ServingError when it breaks."""
+    """One call of DecodeService.Session. Every method raises ServingError when it breaks.
+
+    Leaving the dialled context raises Gone instead if nobody listens any more.
+    """
 
     async def send(self, messages: Sequence[tuple[int, RouterMessage | Hello | Ack]]) -> None:
         """Send messages with their numbers, in order; several only if Welcome takes batches."""
@@ -103,7 +113,7 @@ class DecodePeer:
                 broke_at_s = now_s
             welcome = session.welcome
             left_s = 0.0 if welcome is None else broke_at_s + welcome.reattach_s - now_s
-            if left_s <= 0.0 or error.reason not in _BREAKS:
+            if left_s <= 0.0 or error.reason not in _BREAKS or isinstance(error, Gone):
                 session.end(ServingError(Reason.WORKER_LOST, f"decode session: {error.message}"))
                 return
             await backoff.wait(left_s)

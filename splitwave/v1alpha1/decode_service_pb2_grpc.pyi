@@ -35,7 +35,8 @@ class DecodeServiceStub:
     Errors: they describe the session alone.
       INVALID_ARGUMENT    INVALID_REQUEST: no Hello first, or a gap in the numbers.
       FAILED_PRECONDITION EPOCH_MISMATCH: reattach to an earlier epoch, or to a
-        session that is no longer kept. Start a new session.
+        session that is no longer kept; or the epoch has ended, since the engines
+        have died. Start a new session.
       RESOURCE_EXHAUSTED  OVERLOADED: the router does not acknowledge; too much is unread.
       UNAVAILABLE         WORKER_DRAINING: all work of the session has ended.
     """
@@ -67,7 +68,8 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: they describe the session alone.
           INVALID_ARGUMENT    INVALID_REQUEST: no Hello first, or a gap in the numbers.
           FAILED_PRECONDITION EPOCH_MISMATCH: reattach to an earlier epoch, or to a
-            session that is no longer kept. Start a new session.
+            session that is no longer kept; or the epoch has ended, since the engines
+            have died. Start a new session.
           RESOURCE_EXHAUSTED  OVERLOADED: the router does not acknowledge; too much is unread.
           UNAVAILABLE         WORKER_DRAINING: all work of the session has ended.
         """

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from services.router.attempts import ATTEMPTS_MAX, Call, NoAnswer, Trail
-from services.router.generate import OFFERS_MAX, Finish, generate
+from services.router.generate import OFFERS_MAX, POOL_WAIT_STARTED_S, Finish, generate
+from services.router.grants import POOL_WAIT_S
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Request, Sampling
@@ -173,6 +174,19 @@ async def test_a_resume_reserves_all_that_is_left_of_it() -> None:
     await served.run()
 
     assert served.decodes[0].grants == [blocks_of(3 + 4), blocks_of(3 + 40)]
+
+
+@pytest.mark.parametrize("feature", ["", "repetition_penalty"])
+async def test_only_who_has_had_tokens_is_not_kept_waiting_for_a_worker(feature: str) -> None:
+    sampling = replace(GREEDY, repetition_penalty=1.2) if feature else GREEDY
+    served = Served(sampling=sampling)  # With the feature, decode makes every token.
+    served.decodes[0].ends = [(0, failure(Reason.WORKER_LOST)), (2, failure(Reason.PREEMPTED))]
+
+    await served.run()
+
+    started = POOL_WAIT_S if feature else POOL_WAIT_STARTED_S
+    waits = [need.pool_wait_s for need in served.fleet.needs]
+    assert waits == [POOL_WAIT_S, started, POOL_WAIT_STARTED_S]
 
 
 async def test_a_resume_that_has_one_token_left_needs_no_decode_room() -> None:

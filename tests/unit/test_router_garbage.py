@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from services.router.discovery import Share, Workers, follow
-from services.router.peer import DecodePeer, PeerSettings, Received
+from services.router.peer import DecodePeer, Gone, PeerSettings, Received
 from services.router.prefill_client import PrefillPeer, PrefillPool
 from services.router.session import Session
 from splitwave.core.errors import Reason, ServingError
@@ -66,6 +66,39 @@ def test_a_decode_worker_that_breaks_the_contract_gets_a_new_session(
         assert first.over is not None
         assert not wires, "it was called again, and again"
         assert not running.done()
+        running.cancel()
+
+    virtual_loop.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("end", "after_s"),
+    [
+        (ServingError(Reason.WORKER_LOST, "the connection broke"), 2.0),
+        (ServingError(Reason.EPOCH_MISMATCH, "the engine group is gone"), 0.0),
+        (Gone("nobody listens"), 0.0),
+    ],
+    ids=["it may come back", "the worker says that its group is gone", "its process has ended"],
+)
+def test_a_session_that_cannot_be_gone_on_with_ends_at_once(
+    end: ServingError, after_s: float
+) -> None:
+    async def scenario() -> None:
+        wires = [Wire(replace(WELCOME, reattach_s=2.0), end)]
+
+        @contextlib.asynccontextmanager
+        async def dial(address: str) -> AsyncIterator[Wire]:
+            if not wires:
+                raise ServingError(Reason.WORKER_LOST, "no answer")
+            yield wires.pop()
+
+        peer = DecodePeer("d0:1", dial, PeerSettings(router_id="r"), Rooms())
+        running, session = asyncio.create_task(peer.run()), peer.session
+        began_s = asyncio.get_running_loop().time()
+        while session.over is None:  # noqa: ASYNC110  # nothing says so
+            await asyncio.sleep(0.01)
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(after_s, abs=0.1)
+        assert session.over.reason is Reason.WORKER_LOST
         running.cancel()
 
     virtual_loop.run(scenario())

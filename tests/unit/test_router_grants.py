@@ -288,6 +288,26 @@ def test_without_any_worker_it_is_said_soon() -> None:
     virtual_loop.run(scenario())
 
 
+def test_who_is_in_a_hurry_is_told_sooner_that_there_is_no_worker() -> None:
+    async def scenario() -> None:
+        task = await waiting(Pool().rooms.take(need(pool_wait_s=0.5)))
+        error = await failure(task)
+        assert (error.reason, now_s()) == (Reason.POOL_UNAVAILABLE, 0.5)
+
+    virtual_loop.run(scenario())
+
+
+def test_where_another_worker_is_full_who_is_in_a_hurry_waits_as_long_as_others() -> None:
+    async def scenario() -> None:
+        pool = Pool(LOAD)
+        task = await waiting(pool.rooms.take(need(pool_wait_s=0.5)))
+        await asyncio.sleep(8.0)
+        pool.grant(0, 4, ask_id=pool.asked(0).ask_id)
+        assert (await task).grant_id == "g"
+
+    virtual_loop.run(scenario())
+
+
 def test_a_worker_that_never_answers_an_ask_ends_it_as_overloaded() -> None:
     async def scenario() -> None:
         pool = Pool(LOAD)

@@ -7,9 +7,10 @@ nothing, and its peers wait for it in their next step for ever.
 from collections.abc import Sequence
 from pathlib import Path
 
-LOOK_S = 0.25
+LOOK_S = 0.1
 STOPPED_MAX_S = 1.0
-"""How long a process may be stopped by a signal before its group is given up."""
+"""How long a process may be stopped by a signal before its group is given up: half of the two
+seconds within which a client hears of it."""
 SILENT_MAX_S = 10.0
 """The same for one that says nothing. Its reports come from a thread of their own, at least one a
 second: what keeps that thread from running for so long is no long step."""
