@@ -23,7 +23,7 @@ class Graphs:
     """Captures and replays; `marks` are written by the device as it goes."""
 
     def __init__(
-        self, settings: Settings, device: Device, transport: Transport, rows: Rows
+        self, settings: Settings, device: Device, transport: Transport | None, rows: Rows
     ) -> None:
         self._settings, self._device = settings, device
         self._transport, self._rows = transport, rows
@@ -99,6 +99,7 @@ class Graphs:
         rows = self._rows
         x = hidden + rows.padding[part]
         ids, weights = rows.ids[layer, part], rows.weights[layer, part]
+        assert self._transport is not None
         with self._device.channel():
             received = self._transport.dispatch(x, ids, weights, lane)
         self._hold(x, received)
@@ -112,6 +113,7 @@ class Graphs:
         return y
 
     def _combine(self, layer: int, lane: int, y: torch.Tensor, received: Received) -> torch.Tensor:
+        assert self._transport is not None
         with self._device.channel():
             out = self._transport.combine(y, received, lane)
         self._hold(y, out)

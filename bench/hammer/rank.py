@@ -46,10 +46,7 @@ class Walker:
     def __init__(self, settings: Settings, rank: int, beat: Beat, device: Device) -> None:
         self._settings, self._rank, self._beat, self._device = settings, rank, beat, device
         self._steps = plan(settings.walk())
-        self._rows = Rows(settings, rank, device.place)
-        beat.enter(Phase.BUFFERS)
-        self._transport: Transport = connect(settings, dist.group.WORLD)
-        self._graphs = Graphs(settings, device, self._transport, self._rows)
+        self._rows, self._graphs, self._transport = stacked(settings, rank, beat, device)
         self._outstanding: deque[Callable[[], None]] = deque()
         self.replays = 0
         self.wrong = ""
@@ -108,7 +105,7 @@ class Walker:
         if step.eager:
             self._device.spin(BUSY_MS)
         self._rows.stage(step)
-        if self._settings.poison_buffer:
+        if self._settings.poison_buffer and self._transport is not None:
             self._transport.poison()
         self._graphs.replay(step.size_of(self._rank), replay)
         self._spoil(replay)
@@ -124,6 +121,7 @@ class Walker:
         pool = self._rows.pool
         x = pool.x[entry, :n] * step.factor
         ids, weights = pool.ids[self._rank, entry, 0, :n], pool.weights[entry, 0, :n]
+        assert self._transport is not None, "whole layers have no host-synchronised dispatches"
         received = self._transport.eager(x, ids, weights)
         count, expected = received.x.shape[0], self._rows.received_rows(step, tokens)
         if count != expected:
@@ -195,6 +193,24 @@ class Walker:
             "wrong": self.wrong,
             "tally": self._rows.tally.read(),
         }
+
+
+def stacked(
+    settings: Settings, rank: int, beat: Beat, device: Device
+) -> tuple[Rows, Graphs, Transport | None]:
+    """Build the rows and the graphs of the level under test. Collective."""
+    if settings.level == "layer":
+        from bench.hammer.layers import LayerGraphs, LayerRows, build_layer
+
+        layered = LayerRows(settings, rank, device.place)
+        beat.enter(Phase.BUFFERS)
+        graphs = LayerGraphs(settings, device, None, layered)
+        graphs.layer = build_layer(settings, layered, rank)
+        return layered, graphs, None
+    rows = Rows(settings, rank, device.place)
+    beat.enter(Phase.BUFFERS)
+    transport = connect(settings, dist.group.WORLD)
+    return rows, Graphs(settings, device, transport, rows), transport
 
 
 def join(settings: Settings, rank: int, folder: Path) -> None:

@@ -60,6 +60,8 @@ class Settings:
     run_ahead: int
     astray: float
     product: bool
+    level: str
+    inner: int
     tbo_buffers: int
     buffer_mib: int
     ranks: int
@@ -73,7 +75,7 @@ class Settings:
 
     def eager_share(self) -> float:
         """Return the share of replays that a host-synchronised dispatch follows."""
-        drained = self.product and self.transport == "legacy"
+        drained = self.product and self.transport == "legacy" and self.level == "kernel"
         return EAGER_SHARE if drained or self.transport == "legacy_unfixed" else 0.0
 
     def walk(self) -> WalkSettings:
@@ -83,7 +85,7 @@ class Settings:
             replays=self.replays,
             seed=self.seed,
             ranks=self.ranks,
-            entries=8 if self.transport == "dry" else 32,
+            entries=8 if self.transport == "dry" or self.level == "layer" else 32,
             skew_ms_max=self.skew_ms,
             skew_budget_s=self.skew_budget_s,
             astray_share=self.astray,
@@ -145,6 +147,8 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
     add("--drain", choices=DRAINS, default="none", help="between replays")
     add("--tbo", action="store_true", help="two microbatches on two streams in each graph")
     add("--tbo-buffers", type=int, choices=(1, 2), default=2, help="v2: of the two microbatches")
+    add("--level", choices=("kernel", "layer"), default="kernel", help="what a graph is made of")
+    add("--inner", type=int, default=256, help="layer: width of an expert")
     add("--product", action="store_true", help="through the transport that engines are served with")
     add("--pool", choices=("own", "shared"), default="own", help="memory of the graphs")
     add("--no-sanitise", dest="sanitise", action="store_false", help="v2: believe stale rows")
@@ -176,6 +180,9 @@ def complaint(settings: Settings) -> str:
         return "the host-synchronised dispatches of legacy_unfixed have no microbatches"
     if settings.product and (settings.tbo or settings.transport not in ("v2", "legacy")):
         return "the served transports are v2 and legacy, and take microbatches only from vLLM"
+    layered = settings.level == "layer"
+    if layered and (settings.tbo or settings.transport not in ("v2", "legacy", "legacy_shared")):
+        return "whole layers run over v2, legacy and legacy_shared, without microbatches"
     if settings.stall_s <= settings.skew_ms / 1000:
         return "a standstill must be longer than the skew"
     if settings.replays < 1 or settings.layers < 1 or settings.run_ahead < 1:

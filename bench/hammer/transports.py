@@ -219,12 +219,16 @@ def connect(settings: Settings, group: dist.ProcessGroup) -> Transport:
 
         return DryTransport(settings)
     if settings.transport == "v2":
-        over_nccl = dist.new_group(list(range(settings.ranks)), backend="nccl")
-        # The communicator is made by the first collective, and the buffer takes it as it is.
-        dist.all_reduce(torch.zeros(1, device="cuda"), group=over_nccl)
-        torch.cuda.synchronize()
-        return ElasticTransport(settings, over_nccl)
+        return ElasticTransport(settings, device_group(settings))
     return LegacyTransport(settings, group)
+
+
+def device_group(settings: Settings) -> dist.ProcessGroup:
+    """Make the NCCL group of all ranks, with its communicator, which a V2 buffer takes as it is."""
+    group = dist.new_group(list(range(settings.ranks)), backend="nccl")
+    dist.all_reduce(torch.zeros(1, device="cuda"), group=group)  # NCCL connects at first use only.
+    torch.cuda.synchronize()
+    return group
 
 
 def own_kernel_cache(rank: int) -> None:

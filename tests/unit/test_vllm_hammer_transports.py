@@ -2,7 +2,6 @@
 
 import sys
 import types
-from typing import Any  # DeepEP's calls take whatever they are given
 
 import pytest
 import torch
@@ -13,121 +12,14 @@ from bench.hammer.rows import Rows
 from bench.hammer.settings import Settings, parse
 from bench.hammer.transports import ElasticTransport, LegacyTransport, Transport
 from splitwave.certify.hammer.walk import Step, plan
+from tests.unit.deep_ep_stand_in import Buffer, ElasticBuffer, module
 
 ARGUMENTS = ["--sizes", "8,16", "--hidden", "32", "--experts", "8", "--topk", "2", "--ranks", "1"]
-STALE = 3
-
-
-class Handle:
-    def __init__(self, count: int, source: torch.Tensor) -> None:
-        self.psum_num_recv_tokens_per_scaleup_rank = torch.tensor([count])
-        self.source = source
-
-
-class Call(types.SimpleNamespace):
-    """A call's arguments, which must have exactly these names: DeepEP's own."""
-
-    @classmethod
-    def of(cls, given: dict[str, Any], names: str, may: str = "") -> "Call":
-        assert set(names.split()) <= set(given) <= set(f"{names} {may}".split())
-        return cls(**given)
-
-
-def land(call: Call, rows: int, unsent: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Lay out what was received in `rows` rows, and say from which rows it came."""
-    assert all(t.is_contiguous() for t in (call.x, call.topk_idx, call.topk_weights))
-    source = (call.topk_idx >= 0).any(dim=1).nonzero().flatten()
-    got = [
-        torch.full((rows, call.x.shape[1]), torch.nan).bfloat16(),
-        torch.full((rows, call.topk_idx.shape[1]), unsent),
-        torch.full((rows, call.topk_idx.shape[1]), torch.nan),
-    ]
-    for target, sent in zip(got, (call.x, call.topk_idx, call.topk_weights), strict=True):
-        target[: len(source)] = sent[source]
-    return got, source
-
-
-def sent_back(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    out = torch.zeros_like(x)
-    out[source] = x[: len(source)]
-    return out
-
-
-class ElasticBuffer:
-    made = 0
-
-    def __init__(self, **given: Any) -> None:
-        ElasticBuffer.made += 1
-        call = Call.of(
-            given,
-            "group num_max_tokens_per_rank hidden num_topk use_fp8_dispatch allow_hybrid_mode "
-            "prefer_overlap_with_compute allow_multiple_reduction explicitly_destroy",
-        )
-        self.most = call.num_max_tokens_per_rank
-
-    def dispatch(self, **given: Any) -> tuple[object, ...]:
-        call = Call.of(
-            given,
-            "x topk_idx topk_weights num_experts num_max_tokens_per_rank do_expand do_cpu_sync "
-            "do_handle_copy async_with_compute_stream",
-        )
-        assert not call.do_cpu_sync
-        assert not call.do_expand
-        assert len(call.x) == call.num_max_tokens_per_rank <= self.most
-        got, source = land(call, call.num_max_tokens_per_rank, STALE)
-        return (*got, Handle(len(source), source), None)
-
-    def combine(self, **given: Any) -> tuple[object, ...]:
-        call = Call.of(given, "x handle topk_weights async_with_compute_stream")
-        return sent_back(call.x, call.handle.source), None, None
-
-
-class Buffer:
-    made = 0
-    group_size = 1
-
-    def __init__(self, group: object, num_nvl_bytes: int, num_rdma_bytes: int, **more: Any) -> None:
-        Buffer.made += 1
-        Call.of(more, "explicitly_destroy", may="low_latency_mode num_qps_per_rank")
-        assert num_nvl_bytes > 0 == num_rdma_bytes
-        self.memory = torch.zeros(64, dtype=torch.uint8)
-
-    def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[object, ...]:
-        return ("per rank", None, "per expert", "in rank", None)
-
-    def dispatch(self, **given: Any) -> tuple[object, ...]:
-        call = Call.of(
-            given,
-            "x num_tokens_per_rank num_tokens_per_rdma_rank is_token_in_rank "
-            "num_tokens_per_expert topk_idx topk_weights num_worst_tokens",
-            may="async_finish",
-        )
-        assert (call.num_tokens_per_rank, call.is_token_in_rank) == ("per rank", "in rank")
-        assert call.num_tokens_per_expert == "per expert"
-        rows = call.num_worst_tokens or int((call.topk_idx >= 0).any(dim=1).sum())
-        got, source = land(call, rows, -1)
-        return (*got, [], source, None)
-
-    def combine(self, **given: Any) -> tuple[object, ...]:
-        call = Call.of(given, "x handle", may="async_finish")
-        return sent_back(call.x, call.handle), None, None
-
-    @staticmethod
-    def get_dispatch_config(ranks: int) -> types.SimpleNamespace:
-        return types.SimpleNamespace(get_nvl_buffer_size_hint=lambda row, ranks: row * ranks)
-
-    get_combine_config = get_dispatch_config
-
-    def get_local_buffer_tensor(self, dtype: torch.dtype) -> torch.Tensor:
-        return self.memory.view(dtype)
 
 
 @pytest.fixture(autouse=True)
 def deep_ep(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("deep_ep")
-    module.ElasticBuffer, module.Buffer = ElasticBuffer, Buffer  # type: ignore[attr-defined]  # stands in for a module
-    monkeypatch.setitem(sys.modules, "deep_ep", module)
-    ElasticBuffer.made = Buffer.made = 0
+    monkeypatch.setitem(sys.modules, "deep_ep", module())
 
 
 def built(*more: str) -> tuple[Settings, Transport, Rows, Graphs]:
