@@ -14,12 +14,15 @@ from services.router import tracing
 from services.router.fleet import Network
 from services.router.peer import Gone, Received
 from services.router.prefill_stream import NoSuchStream, PrefillStream
+from services.router.standings import CALL_TIMEOUT_S
 from splitwave.core.errors import Reason, ServingError
+from splitwave.core.mode_guard import Action, Standing
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.session import Ack, Hello, RouterMessage
 from splitwave.core.worker import WorkerDescription, WorkerLoad
 from splitwave.runtime.tracing import as_metadata
 from splitwave.wire.batch import responses_in, router_messages_to_proto
+from splitwave.wire.certification import judge_request
 from splitwave.wire.channel import CHANNEL_OPTIONS
 from splitwave.wire.errors import from_rpc_error
 from splitwave.wire.prefill import (
@@ -195,9 +198,47 @@ class GrpcPrefill:
         await self._channel.close()
 
 
+class GrpcWorker:
+    """A worker's WorkerService on a channel of its own."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._worker = worker_stub(self._channel)
+
+    async def describe(self, timeout_s: float) -> WorkerDescription:
+        """What the worker is."""
+        with _failures():
+            answer = await self._worker.DescribeWorker(describe_request(), timeout=timeout_s)
+        return description_from_proto(answer)
+
+    async def standings(self, router_id: str) -> AsyncIterator[tuple[int, Standing]]:
+        """The group's epoch and how it stands, at once and then on change."""
+        call = self._worker.WatchWorker(watch_request(router_id, standing_only=True))
+        try:
+            while True:
+                with _failures():
+                    observation: Any = await call.read()
+                if observation is grpc.aio.EOF:
+                    return
+                epoch, load = observation_from_proto(observation)
+                yield epoch, load.standing
+        finally:
+            call.cancel()
+
+    async def judge(self, epoch: int, action: Action, why: str) -> None:
+        """Say what becomes of a decertified group."""
+        request = judge_request(epoch, action, why)
+        with _failures():
+            await self._worker.JudgeWorker(request, timeout=CALL_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """Drop the connection."""
+        await self._channel.close()
+
+
 def grpc_network() -> Network:
     """The network of a deployment."""
-    return Network(dial_decode=dial_decode, connect_prefill=GrpcPrefill)
+    return Network(dial_decode=dial_decode, connect_prefill=GrpcPrefill, connect_worker=GrpcWorker)
 
 
 @contextlib.contextmanager
