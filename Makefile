@@ -6,6 +6,7 @@ RUNTIME := $(VENV)/.runtime
 TOOLS := $(VENV)/.tools
 TOOLS312 := $(VENV312)/.tools
 SEEDS ?= 200
+ENGINES := tests/e2e tests/chaos tests/clients
 # Prebuilt code of the model hub is never wanted, and its client must not wait for a network.
 export HF_HUB_OFFLINE := 1
 # Programs of the environment (buf, protoc plugins) are found by name.
@@ -40,8 +41,13 @@ install: $(TOOLS) ## Make .venv with the CPU stack and the developer's tools.
 demo: $(RUNTIME) ## Build the model, start the stack, ask it a question over HTTP and gRPC, stop it.
 	@$(BIN)/splitwave demo
 
-test: install lint type imports test-py312 ## All that CI runs, real vLLM engines included.
-	@$(BIN)/python -m pytest
+# Both halves of the first line take one core each; real engines take all there are, so they come last.
+test: install lint ## All that CI runs, real vLLM engines included.
+	@mkdir -p build
+	@$(MAKE) --no-print-directory type imports test-py312 >build/beside.log 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest $(ENGINES:%=--ignore=%); code=$$?; \
+	wait $$beside || code=1; echo "meanwhile:"; cat build/beside.log; exit $$code
+	@$(BIN)/python -m pytest $(ENGINES)
 
 test-fast: install lint type imports ## Lint, types, imports, buf, unit, contract, sim: under 3 minutes.
 	@$(BIN)/python -m pytest tests/test_tidy.py tests/unit tests/contract tests/sim

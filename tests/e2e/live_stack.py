@@ -82,9 +82,17 @@ class LiveStack:
         ]
 
 
+PORTS = range(21000, 29000)
+PORTS_EACH = 16
+"""Process ids of runs side by side are neighbours: each begins where no other one does."""
+
+
 def free_ports(count: int) -> int:
     """The first of `count` neighbouring ports that are free now."""
-    for first in range(21000 + os.getpid() % 3000, 29000, count):
+    assert count <= PORTS_EACH
+    begin = os.getpid() * PORTS_EACH % len(PORTS)
+    for step in range(0, len(PORTS), PORTS_EACH):
+        first = PORTS[(begin + step) % len(PORTS)]
         with contextlib.ExitStack() as sockets:
             try:
                 for port in range(first, first + count):
