@@ -113,8 +113,8 @@ class Walker:
         self._graphs.mark(FINISHED, replay + 1)
 
     def _eager(self, replay: int, step: Step) -> None:
-        """Send the same inputs with a host that waits for their number, right behind a replay."""
-        tokens = tuple(max(1, n) for n in step.tokens)
+        """Send some of the inputs with a host that waits for their number, behind a replay."""
+        tokens = step.eager_tokens
         n, entry = tokens[self._rank], step.entries[self._rank]
         if self._settings.drain != "none":
             self._device.drain()

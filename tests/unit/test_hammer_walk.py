@@ -123,3 +123,9 @@ def test_the_group_agrees_on_each_graph_unless_told_otherwise() -> None:
     strays = [step for step in astray if step.size_of(0) != step.size_of(1)]
     assert 0.3 < len(strays) / len(astray) < 0.45
     assert all(n <= step.size_of(rank) for step in astray for rank, n in enumerate(step.tokens))
+
+
+def test_a_synchronised_dispatch_sends_fewer_tokens_than_the_replay_before_it() -> None:
+    for step in plan(SETTINGS):
+        assert min(step.eager_tokens) >= 1
+        assert sum(step.eager_tokens) < sum(step.tokens) or sum(step.tokens) <= 2

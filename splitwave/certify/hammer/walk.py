@@ -55,6 +55,14 @@ class Step:
             return self.astray[1]
         return self.size
 
+    @property
+    def eager_tokens(self) -> tuple[int, ...]:
+        """Return how many tokens each rank sends in the host-synchronised dispatch.
+
+        Fewer than the replay before it, so that a count that is the replay's shows.
+        """
+        return tuple(max(1, n // 3) for n in self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class WalkSettings:
