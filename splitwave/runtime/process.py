@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar  # Any: asyncio itself types what a coroutine yields so
@@ -49,6 +50,7 @@ def run_until_stopped(
     Bad settings that only showed later, and what is Fatal, become a log line and a code.
     """
     logs.configure(config.service, log_format=config.log_format, level=config.log_level)
+    raise_file_limit()
 
     async def guarded() -> int:
         async with stop_on_signal() as stop:
@@ -63,6 +65,19 @@ def run_until_stopped(
     except Fatal as error:
         log.error("%s", error)
         return error.exit_code
+
+
+def raise_file_limit() -> int:
+    """Allow as many open files, each connection being one, as the system lets us; return how many.
+
+    Shells give 1024 by default, which a router's streams pass long before any limit of ours.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # Where the hard limit is no number, as on macOS.
+        return soft
+    return hard
 
 
 async def unless_stopped(starting: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:

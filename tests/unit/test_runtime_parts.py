@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import logging
+import resource
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 from splitwave.runtime.logs import HumanLines, JsonLines
 from splitwave.runtime.metrics import scrape
 from splitwave.runtime.outbox import Outbox
-from splitwave.runtime.process import unless_stopped
+from splitwave.runtime.process import raise_file_limit, unless_stopped
 from splitwave.runtime.watch import watch
 from tests.sim.virtual_loop import run
 
@@ -151,3 +152,13 @@ def test_a_start_that_is_stopped_is_cancelled_to_its_end() -> None:
         assert await unless_stopped(start(), asyncio.Event()) == "started"
 
     run(main())
+
+
+def test_a_shells_limit_of_open_files_is_raised_to_what_the_system_allows() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
+    try:
+        assert raise_file_limit() == before[1]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
