@@ -55,7 +55,10 @@ def _finite(text: str) -> float:
 
 
 def flatten(value: object, name: str = "") -> dict[str, Scalar]:
-    """Leaves by dotted name, items of lists by number; empty containers stay as `{}` and `[]`."""
+    """Leaves by dotted name, items of lists by number; empty containers stay as `{}` and `[]`.
+
+    Members of enumerations become the plain values that JSON has of them.
+    """
     if isinstance(value, Mapping):
         items = [(str(key), inner) for key, inner in value.items()]
         empty = "{}"
@@ -64,13 +67,20 @@ def flatten(value: object, name: str = "") -> dict[str, Scalar]:
         empty = "[]"
     else:
         assert value is None or isinstance(value, str | int | float), type(value)
-        return {name: value}
+        return {name: _plain(value)}
     if not items:
         return {name: empty}
     leaves: dict[str, Scalar] = {}
     for key, inner in items:
         leaves |= flatten(inner, f"{name}.{key}" if name else key)
     return leaves
+
+
+def _plain(value: Scalar) -> Scalar:
+    """The value without a class of its own: it must equal what is read back."""
+    if value is None or type(value) in (str, bool, int, float):
+        return value
+    return next(kind(value) for kind in (str, int, float) if isinstance(value, kind))
 
 
 class Fields:
