@@ -32,8 +32,7 @@ from splitwave.core.worker import Role
 from splitwave.engine.port import EngineDied
 from splitwave.engine.vllm.config import SettingsError, VllmGroupSettings
 from splitwave.engine.vllm.start import preload
-from splitwave.runtime.config import ConfigError
-from splitwave.runtime.worker import WorkerConfig, make_group_settings
+from splitwave.runtime.config import ConfigError, build
 
 EXIT_NOT_SIGNED, EXIT_CANNOT = 1, 2
 FIRST_EPOCH = 1
@@ -101,18 +100,16 @@ def read_order(value: Mapping[str, Any]) -> Order:
 
 def _settings(role: Role, group: Mapping[str, Any]) -> VllmGroupSettings:
     """The settings that a worker of that role would make of the same words."""
-    config = WorkerConfig(
-        worker_id=f"{role}-0",
-        epoch=FIRST_EPOCH,
-        model=group["served_model"],
-        model_path=group["model_path"],
-        mode=group["mode"],
-        log_dir=group["log_dir"],
-        engine_settings=group["engine_settings"],
-    )
-    settings = make_group_settings(config, role, VllmGroupSettings)
-    assert isinstance(settings, VllmGroupSettings)
-    return settings
+    fixed: dict[str, object] = {
+        "role": role,
+        "mode": group["mode"],
+        "model_path": Path(group["model_path"]),
+        "served_model": group["served_model"],
+        "group_id": f"{role}-0",
+        "epoch": FIRST_EPOCH,
+        "log_dir": Path(group["log_dir"]),
+    }
+    return build(VllmGroupSettings, group["engine_settings"], "engine_settings", fixed)
 
 
 def _accuracy(

@@ -1,0 +1,171 @@
+"""Results are kept and found again; what is not proved is not signed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any  # JSON
+
+import pytest
+
+from splitwave.certify.battery import svg
+from splitwave.certify.battery.bench import Subject
+from splitwave.certify.battery.campaign import CHECKS, Order, Trial, finish
+from splitwave.certify.battery.report import page
+from splitwave.certify.battery.run import Result, State, Work, outcome, result_of, subject_digest
+from splitwave.certify.battery.scale import Scale
+from splitwave.certify.battery.verdict import Problem, Verdict
+from splitwave.certify.keys import SigningKey, TrustStore
+from splitwave.certify.store import read_file
+from splitwave.core.certificate import authenticate
+from splitwave.core.evidence import Check as Name
+from splitwave.core.evidence import Control, Evidence, Level, required_checks
+from splitwave.core.fingerprint import Fingerprint
+from tests.unit.test_certify_judges import GOOD, SCALE, SUBJECT
+
+KEY = SigningKey.generate()
+FINGERPRINT = Fingerprint({"version.vllm": "0.32.0"})
+SMOKE = replace(SUBJECT, level=Level.SMOKE)
+
+
+def result(name: Name, *, caught: bool = True, passed: bool = True, control: bool = True) -> Result:
+    evidence = Evidence(
+        check=name,
+        passed=passed,
+        seconds=1.5,
+        replays=10,
+        figures={"compared": 3},
+        control=Control(broken="a wrong weight", was_caught=caught) if control else None,
+    )
+    return Result(evidence=evidence, problems=[], noticed=["it is off"], seen=GOOD.get(name, {}))
+
+
+def trial(tmp_path: Path, results: list[Result], subject: Subject = SMOKE) -> Trial:
+    return Trial(subject, FINGERPRINT, SCALE, State(tmp_path / "state", "d"), results)
+
+
+def order(tmp_path: Path) -> Order:
+    return Order(
+        level=Level.SMOKE,
+        settings={},
+        targets=(),
+        out=tmp_path,
+        certificates=tmp_path / "certificates",
+        key=KEY,
+    )
+
+
+def all_results(**of_one: Any) -> list[Result]:
+    required = required_checks(SMOKE.mode, Level.SMOKE, ranks=SMOKE.envelope.ranks)
+    first, *rest = required
+    return [result(first, **of_one), *(result(name) for name in rest)]
+
+
+def test_what_was_proved_is_signed_and_reported(tmp_path: Path) -> None:
+    done = finish(order(tmp_path), trial(tmp_path, all_results()), 12.0)
+
+    assert done.certificate is not None
+    signed = read_file(done.certificate)
+    assert authenticate(signed, TrustStore({KEY.public.key_id: KEY.public})) is None
+    assert signed.certificate.envelope == SMOKE.envelope
+    assert signed.certificate.certificate_id in done.html.read_text()
+    told = json.loads((done.html.parent / "report.json").read_text())
+    assert [check["evidence"]["check"] for check in told["checks"]] == [
+        item.check for item in signed.certificate.evidence
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of_one", "why"),
+    [
+        ({"passed": False}, "check_failed"),
+        ({"caught": False}, "control_not_caught"),
+        ({"control": False}, "control_missing"),
+    ],
+)
+def test_one_flaw_is_enough_for_no_certificate(
+    tmp_path: Path, of_one: dict[str, bool], why: str
+) -> None:
+    done = finish(order(tmp_path), trial(tmp_path, all_results(**of_one)), 0.0)
+
+    assert done.certificate is None
+    assert why in done.report.not_signed_for
+    assert "Not signed" in done.html.read_text()
+
+
+def test_a_check_that_was_left_out_is_missed(tmp_path: Path) -> None:
+    done = finish(order(tmp_path), trial(tmp_path, all_results()[1:]), 0.0)
+
+    assert done.certificate is None
+    assert "check_missing" in done.report.not_signed_for
+
+
+def test_a_control_that_shows_another_problem_is_not_caught() -> None:
+    check = CHECKS[Name.SOAK]
+    two_of_three = Verdict(problems=[Problem("drift", "slow"), Problem("kinds", "odd")])
+    three = Verdict(problems=[*two_of_three.problems, Problem("memory", "more")])
+
+    part = result_of(check, Verdict(), two_of_three, Work(1.0, 5), {})
+    whole = result_of(check, Verdict(), three, Work(1.0, 5), {})
+
+    assert part.evidence.control is not None
+    assert not part.evidence.control.was_caught
+    assert "CONTROL NOT CAUGHT" in outcome(part)
+    assert whole.evidence.control is not None
+    assert whole.evidence.control.was_caught
+
+
+def test_a_good_result_is_found_again_and_a_bad_one_is_run_again(tmp_path: Path) -> None:
+    state = State(tmp_path, "digest")
+    state.save(result(Name.ORACLE))
+    state.save(result(Name.SOAK, passed=False))
+    state.save(result(Name.GRID, caught=False))
+    state.save(result(Name.TWO_BOOTS, control=False))
+
+    assert state.load(Name.ORACLE) == result(Name.ORACLE)
+    names = (Name.SOAK, Name.GRID, Name.TWO_BOOTS, Name.ABORT_STORM)
+    assert [state.load(name) for name in names] == [None] * 4
+    assert State(tmp_path, "another digest").load(Name.ORACLE) is None
+
+
+def test_a_broken_state_file_is_run_again(tmp_path: Path) -> None:
+    state = State(tmp_path, "digest")
+    state.save(result(Name.ORACLE))
+    (tmp_path / "oracle.json").write_text("{")
+
+    assert state.load(Name.ORACLE) is None
+
+
+def test_whatever_changes_what_is_proved_changes_the_digest() -> None:
+    others = [
+        subject_digest(Fingerprint({"version.vllm": "0.33.0"}), SUBJECT, SCALE),
+        subject_digest(FINGERPRINT, SMOKE, SCALE),
+        subject_digest(FINGERPRINT, SUBJECT, Scale(soak_s=11.0)),
+        subject_digest(
+            FINGERPRINT, replace(SUBJECT, envelope=replace(SUBJECT.envelope, ranks=4)), SCALE
+        ),
+    ]
+
+    assert len({subject_digest(FINGERPRINT, SUBJECT, SCALE), *others}) == 5
+
+
+def test_the_page_has_a_plot_of_each_curve_and_escapes_what_it_shows(tmp_path: Path) -> None:
+    results = [result(Name.SOAK), result(Name.ORACLE)]
+    results[1] = replace(results[1], problems=["<b>wrong</b>"])
+    done = finish(order(tmp_path), trial(tmp_path, results), 0.0)
+
+    shown = page(done.report.to_json())
+
+    assert shown.count("<svg") == 3
+    assert "CPU time a step by batch size" in shown
+    assert "<b>wrong</b>" not in shown
+    assert "&lt;b&gt;wrong" in shown
+    assert "http" not in shown.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_plot_has_gaps_where_nothing_was_measured() -> None:
+    curve = svg.Curve("rank 0", [(0.0, 1.0), (1.0, 2.0), (2.0, None), (3.0, 1.0), (4.0, 1.5)])
+
+    drawn = svg.plot("t", "x", "y", [curve])
+
+    assert drawn.count("<polyline") == 2
+    assert svg.plot("t", "x", "y", []).startswith("<p>")

@@ -1,0 +1,61 @@
+"""Walks through batch sizes: every order, ragged, and the bursts of a storm."""
+
+import pytest
+
+from splitwave.certify.battery.walks import (
+    every_order,
+    orders_missing,
+    ragged,
+    raggedness,
+    spread,
+    storm,
+)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 33])
+def test_every_size_follows_every_size_in_the_shortest_walk(count: int) -> None:
+    sizes = [8 * place + 1 for place in range(count)]
+
+    walk = every_order(sizes)
+
+    assert orders_missing(sizes, walk) == set()
+    assert len(walk) == count * count + 1
+
+
+def test_a_walk_that_lacks_an_order_is_told() -> None:
+    walk = every_order([1, 2, 3])
+
+    assert orders_missing([1, 2, 3], walk[:-1]) == {(walk[-2], walk[-1])}
+    assert len(orders_missing([1, 2], [1, 1, 1])) == 3
+
+
+def test_spread_keeps_both_ends() -> None:
+    assert spread(range(1, 17), 4) == [1, 6, 11, 16]
+    assert spread([3, 5], 4) == [3, 5]
+
+
+def test_ranks_of_a_ragged_walk_differ_most_of_the_time_and_reach_every_size() -> None:
+    sizes = [0, *range(1, 17)]
+
+    plans = ragged(sizes, 3, 600, 1)
+
+    assert raggedness(plans) > 0.9
+    assert [set(plan) == set(sizes) for plan in plans] == [True] * 3
+    assert plans == ragged(sizes, 3, 600, 1)
+    assert plans != ragged(sizes, 3, 600, 2)
+
+
+def test_lock_step_is_not_ragged() -> None:
+    assert raggedness([[1, 2, 3], [1, 2, 3]]) == 0.0
+    assert raggedness([[1, 2], [1, 3]]) == 0.5
+    assert raggedness([[], []]) == 0.0
+
+
+def test_a_storm_has_bursts_on_all_ranks_and_gaps_in_which_a_group_pauses() -> None:
+    planned = storm(200, 2, 1, pause_s=0.4)
+
+    gaps_s = [gap_s for gap_s, _ in planned if gap_s]
+    assert len(planned) == 200
+    assert {rank for _, rank in planned} == {0, 1}
+    assert sum(gap_s >= 0.4 for gap_s in gaps_s) > len(gaps_s) / 2
+    assert len(gaps_s) < 200
