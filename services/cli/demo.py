@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from services.cli.stack import Stack, StackFailed, channel, running
+from services.cli.certified import make_smoke, serve_certified
+from services.cli.plan import Plan
+from services.cli.stack import Report, Stack, StackFailed, channel, running
 from services.cli.stack_config import StackConfig
 from services.cli.up import make_plan, reporter, with_config
 from splitwave import demo_model
@@ -51,6 +53,14 @@ def _run(config: StackConfig) -> int:
 async def _demo(config: StackConfig) -> None:
     report = reporter()
     plan = await asyncio.to_thread(make_plan, config, report)
+    answers = await serve_certified(
+        plan, lambda: _ask_stack(plan, report), lambda: make_smoke(plan, report)
+    )
+    _check(answers)
+
+
+async def _ask_stack(plan: Plan, report: Report) -> dict[str, str]:
+    """Start the stack, ask it both ways, show what it did, stop it."""
     async with running(plan, report) as stack:
         await stack.ready(READY_TIMEOUT_S)
         print(f"question: {QUESTION}")
@@ -59,7 +69,7 @@ async def _demo(config: StackConfig) -> None:
         by_grpc = await _ask_grpc(plan.router_grpc)
         print(f"by gRPC:  {by_grpc!r}")
         await _show_work(stack)
-    _check({"HTTP": by_http, "gRPC": by_grpc})
+    return {"HTTP": by_http, "gRPC": by_grpc}
 
 
 def prompt() -> str:

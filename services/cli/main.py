@@ -14,6 +14,7 @@ COMMANDS = {
     "generate": ("services.cli.generate", "ask a running router for a completion, over gRPC"),
     "trace": ("services.cli.trace", "print where the time of a request went, from its trace"),
     "drain": ("services.cli.drain", "stop a worker's intake and let it finish"),
+    "certify": ("services.cli.certify", "prove execution modes on this machine, and sign it"),
     "certificate": ("services.cli.certificate", "make keys; show, verify and compare certificates"),
     "demo": ("services.cli.demo", "start the local stack, ask it, stop it"),
     "demo-model": ("splitwave.demo_model.command", "build the embedded default model"),

@@ -32,10 +32,12 @@ STOP_GRACE_S = 15.0
 class StackFailed(Exception):
     """The stack cannot start or go on: who, why, and the end of its log."""
 
-    def __init__(self, who: str, why: str, log: str = "") -> None:
+    def __init__(self, who: str, why: str, log: str = "", code: int | None = None) -> None:
         super().__init__(f"{who}: {why}" + (f"\n--- end of its log ---\n{log}" if log else ""))
         self.who = who
         self.why = why
+        self.code = code
+        """Its exit code, if it has ended."""
 
 
 @dataclass(slots=True)
@@ -94,7 +96,8 @@ class Stack:
         for worker in self.workers.values():
             if worker.returncode is not None:
                 why = f"ended with {describe_exit(worker.returncode)}"
-                raise StackFailed(worker.name, why, log_tail(worker.log_path))
+                log = log_tail(worker.log_path)
+                raise StackFailed(worker.name, why, log, worker.returncode)
         for child in (self.router, self.zygote):
             if child is not None and child.returncode is not None:
                 why = f"ended with {describe_exit(child.returncode)}"

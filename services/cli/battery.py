@@ -1,0 +1,153 @@
+"""Hands a battery to the process that runs it: an order as JSON, and what it told."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any  # JSON
+
+from services.cli.plan import ROLES, Plan
+from splitwave.core.mode import lookup
+
+Report = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Battery:
+    """What is to be certified: the groups of a stack."""
+
+    plan: Plan
+    level: str
+    targets: Sequence[str]
+    """Roles."""
+    out: Path
+    certificates: Path
+    key: Path
+    envelopes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By role, as JSON."""
+    soak_s: float | None = None
+    leave_out: Sequence[str] = ()
+    gateway: Mapping[str, Any] | None = None
+    """For the accuracy check: `splitwave.certify.accuracy.check.Gateway`, as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The order that `splitwave.certify.battery` reads."""
+        return {
+            "level": self.level,
+            "targets": list(self.targets),
+            "groups": {role: self._group(role) for role in ROLES},
+            "envelopes": {role: dict(value) for role, value in self.envelopes.items()},
+            "out": str(self.out),
+            "certificates": str(self.certificates),
+            "key": str(self.key),
+            "soak_s": self.soak_s,
+            "leave_out": list(self.leave_out),
+            "gateway": self.gateway,
+        }
+
+    def _group(self, role: str) -> dict[str, Any]:
+        return {
+            "served_model": self.plan.served_model,
+            "model_path": str(self.plan.model_path),
+            "mode": self.plan.mode(role),
+            "log_dir": str(self.out / "logs"),
+            "engine_settings": {
+                **self.plan.engine_settings(role),
+                **_settings_of(self.plan.mode(role), self.envelopes.get(role)),
+            },
+        }
+
+
+def _settings_of(mode: str, envelope: Mapping[str, Any] | None) -> dict[str, str]:
+    """Settings with which a group's engines can run an envelope and no more."""
+    if envelope is None:
+        return {}
+    settings = {
+        "ranks": envelope["ranks"],
+        "seats_max": envelope["seats_max"],
+        "model_len_max_tokens": envelope["sequence_max_tokens"],
+    }
+    if not lookup(mode).has_grid:
+        settings["batch_max_tokens"] = envelope["step_max_tokens"]
+    return {name: str(value) for name, value in settings.items()}
+
+
+async def run_battery(battery: Battery, report: Report) -> tuple[int, list[dict[str, Any]]]:
+    """Run it in a process of its own; its exit code and what it told of each subject.
+
+    Progress is passed on line by line. Cancelling it stops the battery; it goes on where it was
+    the next time.
+    """
+    battery.out.mkdir(parents=True, exist_ok=True)
+    order = battery.out / "order.json"
+    await asyncio.to_thread(order.write_text, json.dumps(battery.to_json(), indent=1))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "splitwave.certify.battery", str(order),
+        env={**os.environ, **battery.plan.environment},
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        _, told = await asyncio.gather(_pass_on(process, battery, report), _read(process))
+        return await process.wait(), told
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+async def _pass_on(process: asyncio.subprocess.Process, battery: Battery, report: Report) -> None:
+    """Progress to people, all else to a log: vLLM has much to say."""
+    assert process.stderr is not None
+    log = battery.out / "battery.log"
+    with await asyncio.to_thread(log.open, "wb") as sink:
+        async for line in process.stderr:
+            sink.write(line)
+            words = line.decode(errors="replace").rstrip()
+            if words.startswith("["):
+                report("certify", words.partition("] ")[2])
+
+
+async def _read(process: asyncio.subprocess.Process) -> list[dict[str, Any]]:
+    assert process.stdout is not None
+    return [json.loads(line) async for line in process.stdout if line.startswith(b"{")]
+
+
+def smoke(plan: Plan, out: Path, machine_key: Path, certificates: Path) -> Battery:
+    """The battery that `splitwave up` runs once a machine."""
+    return Battery(
+        plan=plan,
+        level="smoke",
+        targets=ROLES,
+        out=out,
+        certificates=certificates,
+        key=machine_key,
+    )
+
+
+def gateway(plan: Plan, control_model: Path, lm_eval_python: Path) -> dict[str, Any]:
+    """The stacks of the accuracy check: the plan's, and one on a model whose experts differ."""
+    control = replace(plan, model_path=control_model, served_model=control_model.name)
+    return {
+        "main": _command(plan),
+        "control": _command(control),
+        "lm_eval_python": str(lm_eval_python),
+    }
+
+
+def _command(plan: Plan) -> dict[str, Any]:
+    """A stack that serves uncertified: what it runs is about to be proved."""
+    metrics = [f"127.0.0.1:{plan.metrics_port + place}" for place in range(len(ROLES))]
+    return {
+        "words": [sys.executable, "-m", "services.cli.main", "up", *plan.up_flags()],
+        "http": plan.router_http,
+        "metrics": metrics,
+        "model": plan.served_model,
+        "model_path": str(plan.model_path),
+    }

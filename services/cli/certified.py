@@ -1,0 +1,63 @@
+"""Serve with certificates: smoke ones are made where no certificate of this machine fits."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from services.cli.battery import run_battery, smoke
+from services.cli.machine import Machine, default_home
+from services.cli.plan import Plan
+from services.cli.stack import Report, StackFailed
+from splitwave.certify.keys import BadKey
+
+EXIT_REFUSED = 3
+"""A worker's exit code when no certificate lets its group serve."""
+T = TypeVar("T")
+
+
+def machine() -> Machine:
+    """What this user keeps of certificates on this machine."""
+    return Machine(default_home())
+
+
+async def serve_certified(
+    plan: Plan, serve: Callable[[], Awaitable[T]], make: Callable[[], Awaitable[None]]
+) -> T:
+    """Serve; where no certificate fits the stack, `make` some and serve again.
+
+    Only running engines know whether one fits, so a stack that may have one is started to see.
+    """
+    if plan.certificates is None:
+        return await serve()
+    if not machine().has_certificates():
+        await make()
+        return await serve()
+    try:
+        return await serve()
+    except StackFailed as failed:
+        if failed.code != EXIT_REFUSED:
+            raise
+    await make()
+    return await serve()
+
+
+async def make_smoke(plan: Plan, report: Report) -> None:
+    """Run the smoke battery for both groups of a stack. Raises StackFailed if one is not signed."""
+    here = machine()
+    try:
+        here.make_key()
+    except BadKey as error:
+        raise StackFailed("certify", str(error)) from error
+    report("certify", "no certificate fits this stack; making smoke ones, once a machine")
+    battery = smoke(plan, plan.run_dir / "certify", here.key, here.certificates)
+    code, told = await run_battery(battery, report)
+    for subject in told:
+        words = f"signed {subject['certificate']}" if subject["certificate"] else "not signed"
+        report("certify", f"{subject['mode']}: {words}, {subject['cpu_s']:.0f} CPU seconds")
+    if code:
+        why = "; ".join(s["not_signed_for"] for s in told if s["not_signed_for"])
+        log = battery.out / "battery.log"
+        raise StackFailed(
+            "certify",
+            f"{why or 'the battery did not end'}; its log is {log}; `--certify off` serves"
+            " without certificates",
+        )

@@ -1,0 +1,218 @@
+"""`splitwave certify`: prove execution modes on this machine, and sign what was proved."""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any  # JSON
+
+from services.cli.battery import Battery, Report, gateway, run_battery
+from services.cli.machine import Machine, default_home
+from services.cli.plan import ROLES, Plan, read_experts
+from services.cli.up import BUILT_IN, build_model, reporter
+from splitwave import demo_model
+from splitwave.certify.keys import BadKey
+from splitwave.core.envelope import read_envelope
+from splitwave.core.evidence import Check, Level
+from splitwave.core.mode import MODES, lookup
+from splitwave.core.strict_json import JsonError
+
+EXIT_NOT_SIGNED, EXIT_USAGE = 1, 2
+FIRST_PORT = 8190
+"""Of the ports that the accuracy check's stacks listen on; `splitwave up` has those from 8080."""
+LM_EVAL_HOME = Path(".clients/lm-eval")
+LM_EVAL_WORDS = (
+    "no lm-evaluation-harness: make its environment with `python -m tests.clients.environments "
+    "lm-eval` (one minute, 1 GB), or name a Python that has lm_eval with --lm-eval-python; "
+    "without it the accuracy check does not run, and a full certificate is not signed"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's flags."""
+    add = parser.add_argument
+    add(
+        "--mode",
+        action="append",
+        choices=sorted(MODES),
+        metavar="MODE",
+        help="mode to certify; may be repeated, once a role (default: both eager CPU modes)",
+    )
+    add("--model", default="demo", help="demo, tiny or a model directory (default: %(default)s)")
+    add(
+        "--level",
+        choices=[level.value for level in Level],
+        default=Level.FULL.value,
+        help="how much to prove (default: %(default)s)",
+    )
+    add(
+        "--envelope",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="JSON of the envelope to certify, once a --mode in their order "
+        "(default: all that the groups can run)",
+    )
+    add("--prefill-ranks", type=int, default=1, help="(default: %(default)s)")
+    add("--decode-ranks", type=int, default=2, help="(default: %(default)s)")
+    for role in ROLES:
+        add(
+            f"--{role}-setting",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help=f"a setting of the {role} engines; may be repeated",
+        )
+    add("--out", type=Path, help="state, logs and reports (default: below the user's state)")
+    add("--certificates", type=Path, help="where certificates go (default: this user's)")
+    add("--key", type=Path, help="private key to sign with (default: this machine's, made if new)")
+    add("--soak-s", type=float, help="length of the soak in seconds (default: by level)")
+    add(
+        "--leave-out",
+        action="append",
+        default=[],
+        choices=[check.value for check in Check],
+        metavar="CHECK",
+        help="run without this check; nothing is signed then",
+    )
+    add("--lm-eval-python", type=Path, help="Python that has lm_eval (default: .clients/lm-eval)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the battery. 0 if every certificate was signed, 1 if not, 2 for wrong usage."""
+    report = reporter()
+    try:
+        battery = battery_of(arguments, report)
+    except (BadKey, JsonError, OSError, ValueError, demo_model.DemoModelError) as error:
+        print(f"splitwave certify: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    code, told = asyncio.run(run_battery(battery, report))
+    for subject in told:
+        print("\n".join(lines_of(subject)))
+    if not told:
+        print(f"splitwave certify: nothing was proved; see {battery.out}/battery.log")
+    return code
+
+
+def lines_of(subject: Mapping[str, Any]) -> list[str]:
+    """What became of one subject, for people."""
+    if subject["certificate"]:
+        first = f"{subject['mode']}: signed, {subject['level']}: {subject['certificate']}"
+    else:
+        first = f"{subject['mode']}: not signed: {subject['not_signed_for']}"
+    return [first, f"  report: {subject['report']}; {subject['cpu_s']:.0f} CPU seconds"]
+
+
+def battery_of(arguments: argparse.Namespace, report: Report) -> Battery:
+    """What the flags ask for. Raises ValueError, OSError, JsonError and BadKey."""
+    modes = _modes(arguments.mode)
+    envelopes = _envelopes(modes, arguments)
+    model_path = _model(arguments.model, report)
+    plan = _plan(arguments, modes, model_path)
+    machine = Machine(default_home())
+    if arguments.key is None:
+        machine.make_key()
+    return Battery(
+        plan=plan,
+        level=arguments.level,
+        targets=list(_targets(arguments.mode)),
+        out=arguments.out or machine.home / "batteries" / model_path.name,
+        certificates=arguments.certificates or machine.certificates,
+        key=arguments.key or machine.key,
+        envelopes=envelopes,
+        soak_s=arguments.soak_s,
+        leave_out=arguments.leave_out,
+        gateway=_gateway(arguments, plan, report),
+    )
+
+
+def _targets(given: Sequence[str] | None) -> Sequence[str]:
+    return [lookup(name).role for name in given] if given else ROLES
+
+
+def _modes(given: Sequence[str] | None) -> dict[str, str]:
+    """Mode by role. Raises ValueError for two of one role."""
+    modes: dict[str, str] = {}
+    for name in given or ():
+        if lookup(name).role in modes:
+            raise ValueError(f"--mode: {name} and {modes[lookup(name).role]} are of one role")
+        modes[lookup(name).role] = name
+    return modes
+
+
+def _envelopes(
+    modes: Mapping[str, str], arguments: argparse.Namespace
+) -> dict[str, Mapping[str, Any]]:
+    if arguments.envelope and len(arguments.envelope) != len(modes):
+        raise ValueError("--envelope: give one for each --mode, in their order")
+    found = {}
+    for role, path in zip(modes, arguments.envelope, strict=False):
+        value = json.loads(path.read_text())
+        read_envelope(value, str(path))
+        found[role] = value
+    return found
+
+
+def _model(name: str, report: Report) -> Path:
+    """The model's directory; an embedded one is built if it is not there."""
+    if name in BUILT_IN:
+        return build_model(name, report)
+    path = Path(name).resolve()
+    if not (path / "config.json").is_file():
+        raise ValueError(f"--model: {path} has no config.json; give a model directory")
+    return path
+
+
+def _plan(arguments: argparse.Namespace, modes: Mapping[str, str], model_path: Path) -> Plan:
+    """A stack as `splitwave up` has it, on ports of its own."""
+    return Plan(
+        model_path=model_path,
+        served_model=model_path.name,
+        run_dir=Path(tempfile.gettempdir()) / "splitwave-certify",
+        prefill_ranks=arguments.prefill_ranks,
+        decode_ranks=arguments.decode_ranks,
+        experts=read_experts(model_path),
+        grpc_port=FIRST_PORT,
+        http_port=FIRST_PORT + 1,
+        prefill_port=FIRST_PORT + 2,
+        decode_port=FIRST_PORT + 3,
+        metrics_port=FIRST_PORT + 4,
+        side_channel_port=FIRST_PORT + 10,
+        prefill_settings=_pairs(arguments.prefill_setting),
+        decode_settings=_pairs(arguments.decode_setting),
+        modes=modes,
+    )
+
+
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    for word in words:
+        if "=" not in word:
+            raise ValueError(f"{word}: write a setting as NAME=VALUE")
+    return dict(word.split("=", 1) for word in words)
+
+
+def _gateway(arguments: argparse.Namespace, plan: Plan, report: Report) -> dict[str, Any] | None:
+    if arguments.level != Level.FULL or Check.ACCURACY in arguments.leave_out:
+        return None
+    python = arguments.lm_eval_python or LM_EVAL_HOME / "bin/python"
+    if not python.is_file():
+        report("certify", LM_EVAL_WORDS)
+        return None
+    return gateway(plan, _control_model(plan, report), python.absolute())
+
+
+def _control_model(plan: Plan, report: Report) -> Path:
+    """A model on which a token that goes to a wrong expert changes the text."""
+    stamp = plan.model_path / "demo_model.json"
+    variant = json.loads(stamp.read_text())["options"]["variant"] if stamp.is_file() else ""
+    plain = variant in (demo_model.Variant.IDENTICAL, demo_model.Variant.DENSE)
+    if plan.experts and not plain:
+        return plan.model_path
+    options = demo_model.DemoModelOptions(variant=demo_model.Variant.DISTINCT)
+    path = demo_model.default_dir(options.variant)
+    demo_model.build(path, options, progress=lambda text: report("model", text))
+    return path

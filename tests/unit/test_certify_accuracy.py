@@ -1,0 +1,119 @@
+"""The accuracy task, what the harness leaves of it, and agreement item by item."""
+
+import json
+from pathlib import Path
+from typing import Any  # JSON
+
+import pytest
+
+from splitwave.certify.accuracy.check import CONTROL_ITEMS, judge, rows_of, text_of
+from splitwave.certify.accuracy.lm_eval import HarnessFailed, Sample, read_samples
+from splitwave.certify.accuracy.task import ITEMS_MIN, STOP, TASK, Item, items, write
+from splitwave.certify.battery.scale import Scale
+from splitwave.demo_model import DemoModelOptions, Variant, build
+from splitwave.text.tokenizer import Tokenizer
+
+SCALE = Scale()
+
+
+def test_the_same_seed_gives_the_same_items_and_another_others() -> None:
+    chosen = items(126, 6)
+
+    assert chosen == items(126, 6)
+    assert {item.prompt for item in chosen} != {item.prompt for item in items(126, 7)}
+    assert len({item.prompt for item in chosen}) == len(chosen) >= ITEMS_MIN
+
+
+def test_kinds_are_even_and_each_answer_is_one_line_behind_a_space() -> None:
+    chosen = items(126, 6)
+
+    counts = {kind: sum(item.kind == kind for item in chosen) for kind in ("copy", "sort", "cloze")}
+    assert min(counts.values()) >= 30
+    for item in chosen:
+        assert item.answer.startswith(" ")
+        assert STOP not in item.answer
+        assert not item.prompt.endswith((" ", STOP))
+
+
+def test_a_sorted_answer_is_sorted_and_a_copy_is_a_copy() -> None:
+    for item in items(60, 1):
+        asked = item.prompt.splitlines()[-1].partition(": ")[2].removesuffix(" =>").split()
+        if item.kind == "sort":
+            assert item.answer.split() == sorted(asked)
+        if item.kind == "copy":
+            assert item.answer.split() == asked
+
+
+def test_the_harness_is_given_every_item(tmp_path: Path) -> None:
+    chosen = items(9, 1)
+
+    data = write(tmp_path / "task", chosen)
+
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == [item.prompt for item in chosen]
+    text = (tmp_path / "task" / f"{TASK}.yaml").read_text()
+    assert 'doc_to_text: "{{prompt}}"' in text
+    assert f"until: [{json.dumps(STOP)}]" in text
+
+
+def sample_row(place: int, text: str, right: bool) -> str:
+    row = {"doc_id": place, "filtered_resps": [text], "exact_match": float(right)}
+    return json.dumps(row) + "\n"
+
+
+def test_samples_are_read_in_the_items_order(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = folder / f"samples_{TASK}_2026.jsonl"
+    path.write_text(sample_row(1, " b", False) + sample_row(0, " a", True))
+
+    assert read_samples(tmp_path) == [Sample(0, " a", True), Sample(1, " b", False)]
+    with pytest.raises(HarnessFailed, match="no samples"):
+        read_samples(tmp_path / "model" / "none")
+
+
+def seen(count: int, *, differing: int = 0, right: float = 0.5) -> dict[str, Any]:
+    asked = [Item("copy", str(place), " x") for place in range(count)]
+    theirs = [" x" if place < right * count else " y" for place in range(count)]
+    ours = [" z" if place < differing else text for place, text in enumerate(theirs)]
+    samples = [Sample(place, text, text == " x") for place, text in enumerate(ours)]
+    return rows_of(asked, theirs, samples)
+
+
+def test_agreement_of_every_item_passes_and_the_score_is_told() -> None:
+    verdict = judge(seen(126), SCALE)
+
+    assert verdict.passed
+    assert verdict.figures["agreement"] == 1.0
+    assert verdict.figures["score_of_the_aggregated_run"] == 0.5
+    assert verdict.figures["score_is_telling"] is True
+
+
+@pytest.mark.parametrize(("differing", "passes"), [(1, True), (2, False), (20, False)])
+def test_one_item_in_a_hundred_may_differ(differing: int, passes: bool) -> None:
+    assert judge(seen(126, differing=differing), SCALE).passed is passes
+
+
+def test_one_wrong_item_is_enough_to_catch_the_control() -> None:
+    verdict = judge(seen(CONTROL_ITEMS, differing=1), SCALE)
+
+    assert verdict.shows("agreement")
+
+
+def test_items_that_the_harness_did_not_score_are_missed() -> None:
+    lost = seen(126)
+    lost["items"] = lost["items"][:100]
+
+    assert judge(lost, SCALE).shows("few")
+
+
+def test_a_score_near_the_ends_is_said_to_tell_little() -> None:
+    assert judge(seen(126, right=1.0), SCALE).figures["score_is_telling"] is False
+
+
+def test_the_aggregated_text_ends_before_the_stop_string(tmp_path: Path) -> None:
+    build(tmp_path / "tiny", DemoModelOptions(variant=Variant.TINY), lambda line: None)
+    tokenizer = Tokenizer.load(tmp_path / "tiny")
+
+    assert text_of(tokenizer, [1, 2], [*b" ab\ncd"]) == " ab"
+    assert text_of(tokenizer, [1, 2], [*b" ab", *tokenizer.eos_token_ids]) == " ab"

@@ -1,0 +1,225 @@
+"""`splitwave certify`: its order to the battery; and when `splitwave up` has certificates made."""
+
+import argparse
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any  # JSON
+
+import pytest
+
+from services.cli import certified, certify
+from services.cli.battery import Battery, gateway
+from services.cli.machine import Machine
+from services.cli.plan import Plan
+from services.cli.stack import StackFailed
+from services.cli.stack_config import StackConfig
+from services.cli.up import plan_of
+from splitwave.certify.battery.__main__ import read_order
+from splitwave.certify.keys import load_trust_store
+from splitwave.core.evidence import Level
+from splitwave.core.worker import Role
+from splitwave.demo_model import DemoModelOptions, Variant, build
+from splitwave.runtime.config import load
+
+ENVELOPE = {
+    "ranks": 2, "tensor_parallel": 1, "capture_grid": [], "step_min_tokens": 0,
+    "step_max_tokens": 8, "seats_max": 8, "prompt_max_tokens": 100, "sequence_max_tokens": 128,
+    "traffic": {"output_max_tokens": 27, "sampling": []},
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny"
+    build(path, DemoModelOptions(variant=Variant.TINY), lambda line: None)
+    return path
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    certify.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def battery_of(tmp_path: Path, *words: str) -> Battery:
+    out = ("--out", str(tmp_path / "out"), "--certificates", str(tmp_path / "certificates"))
+    arguments = parsed("--level", "smoke", *out, *words)
+    return certify.battery_of(arguments, lambda who, what: None)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "splitwave"
+
+
+def test_the_order_is_what_the_battery_reads(tmp_path: Path, model: Path) -> None:
+    battery = battery_of(tmp_path, "--model", str(model), "--decode-setting", "seats_max=4")
+
+    order = read_order(json.loads(json.dumps(battery.to_json())))
+
+    assert order.level is Level.SMOKE
+    assert order.targets == [Role.PREFILL, Role.DECODE]
+    decode = order.settings[Role.DECODE]
+    assert (decode.mode, decode.ranks, decode.seats_max) == ("decode_cpu_eager", 2, 4)
+    assert decode.expert_parallel
+    assert decode.model_path == model
+    assert order.settings[Role.PREFILL].ranks == 1
+
+
+def test_one_mode_is_certified_beside_the_other_roles_default(tmp_path: Path, model: Path) -> None:
+    words = ("--model", str(model), "--mode", "decode_cpu_compiled")
+
+    order = read_order(battery_of(tmp_path, *words).to_json())
+
+    assert order.targets == [Role.DECODE]
+    assert order.settings[Role.DECODE].mode == "decode_cpu_compiled"
+    assert order.settings[Role.PREFILL].mode == "prefill_cpu_eager"
+
+
+def test_engines_are_started_to_fit_the_envelope(tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "envelope.json"
+    path.write_text(json.dumps(ENVELOPE))
+    words = ("--model", str(model), "--mode", "decode_cpu_eager", "--envelope", str(path))
+
+    order = read_order(battery_of(tmp_path, *words).to_json())
+
+    decode = order.settings[Role.DECODE]
+    assert (decode.seats_max, decode.model_len_max_tokens, decode.batch_max_tokens) == (8, 128, 8)
+    assert order.envelopes[Role.DECODE].prompt_max_tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--mode", "decode_cpu_eager", "--mode", "decode_cpu_compiled"), "are of one role"),
+        (("--envelope", "x.json"), "give one for each --mode"),
+        (("--decode-setting", "seats_max"), "NAME=VALUE"),
+        (("--model", "/nowhere"), "no config.json"),
+    ],
+)
+def test_wrong_usage_is_told(
+    words: tuple[str, ...], why: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = words if "--model" in words else ("--model", str(model), *words)
+
+    assert certify.run(parsed("--level", "smoke", *given)) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_full_battery_without_the_harness_says_how_to_get_it(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    arguments = parsed("--model", str(model), "--out", str(tmp_path / "out"))
+
+    battery = certify.battery_of(arguments, lambda who, what: said.append(what))
+
+    assert battery.gateway is None
+    assert any("--lm-eval-python" in words and "not signed" in words for words in said)
+
+
+def test_the_control_runs_on_a_model_whose_experts_differ(tmp_path: Path, model: Path) -> None:
+    plan = Plan(model_path=model, served_model="tiny", run_dir=tmp_path, experts=8, metrics_port=9)
+
+    found = gateway(plan, tmp_path / "distinct", tmp_path / "python")
+
+    assert found["main"]["model_path"] == str(model)
+    assert found["control"]["model_path"] == str(tmp_path / "distinct")
+    assert found["main"]["metrics"] == ["127.0.0.1:9", "127.0.0.1:10"]
+
+
+def test_up_starts_the_stack_that_was_certified(tmp_path: Path, model: Path) -> None:
+    plan = Plan(
+        model_path=model, served_model="tiny", run_dir=tmp_path, experts=8, decode_ranks=2,
+        decode_settings={"seats_max": "4"}, modes={"decode": "decode_cpu_compiled"},
+    )  # fmt: skip
+
+    config, _ = load(StackConfig, "up", plan.up_flags(), {})
+    started = plan_of(config, tmp_path)
+
+    assert started.certificates is None
+    for role in ("prefill", "decode"):
+        assert started.engine_settings(role) == plan.engine_settings(role)
+        assert started.mode(role) == plan.mode(role)
+
+
+def test_up_demands_certificates_unless_told_otherwise(tmp_path: Path, model: Path) -> None:
+    def flags(*words: str) -> dict[str, tuple[str, ...]]:
+        config, _ = load(StackConfig, "up", ["--model", str(model), *words], {})
+        plan = plan_of(config, tmp_path)
+        return {name: plan.certification_flags(name) for name in ("router", "decode")}
+
+    certified_stack = flags()
+    assert certified_stack["router"] == ("--certificate-level", "smoke")
+    assert certified_stack["decode"][0] == "--certificates"
+    off = ("--allow-uncertified", "true")
+    assert flags("--certify", "off") == {"router": off, "decode": off}
+    assert flags("--engine", "sim") == {"router": off, "decode": off}
+
+
+def test_a_machine_makes_its_key_once_and_trusts_it(home: Path) -> None:
+    machine = Machine(home)
+
+    first, second = machine.make_key(), machine.make_key()
+
+    assert first.public.key_id == second.public.key_id
+    assert load_trust_store(machine.trust)(first.public.key_id) is not None
+    assert os.stat(machine.key).st_mode & 0o077 == 0
+
+
+def plan(tmp_path: Path, *, with_certificates: bool = True) -> Plan:
+    where = tmp_path / "certificates" if with_certificates else None
+    return Plan(model_path=tmp_path, served_model="m", run_dir=tmp_path, certificates=where)
+
+
+def served(plan: Plan, *ends: int | None) -> tuple[list[str], Any]:
+    """What `serve_certified` did if starts end so: None well, a number is a worker's exit code."""
+    did: list[str] = []
+    left = list(ends)
+
+    async def serve() -> str:
+        did.append("serve")
+        if (code := left.pop(0)) is not None:
+            raise StackFailed("decode", "ended", "", code)
+        return "served"
+
+    async def make() -> None:
+        did.append("make")
+
+    try:
+        return did, asyncio.run(certified.serve_certified(plan, serve, make))
+    except StackFailed as failed:
+        return did, failed.code
+
+
+def keep_one(home: Path) -> None:
+    (home / "certificates").mkdir(parents=True)
+    (home / "certificates" / "m.smoke.1.cert.json").write_text("{}")
+
+
+def test_smoke_certificates_are_made_where_there_are_none(tmp_path: Path) -> None:
+    assert served(plan(tmp_path), None) == (["make", "serve"], "served")
+
+
+def test_a_certificate_that_fits_is_used(tmp_path: Path, home: Path) -> None:
+    keep_one(home)
+
+    assert served(plan(tmp_path), None) == (["serve"], "served")
+
+
+def test_one_that_does_not_fit_is_replaced_once(tmp_path: Path, home: Path) -> None:
+    keep_one(home)
+
+    assert served(plan(tmp_path), 3, None) == (["serve", "make", "serve"], "served")
+    assert served(plan(tmp_path), 3, 3) == (["serve", "make", "serve"], 3)
+
+
+def test_another_failure_makes_no_certificate(tmp_path: Path, home: Path) -> None:
+    keep_one(home)
+
+    assert served(plan(tmp_path), 1) == (["serve"], 1)
+    assert served(plan(tmp_path, with_certificates=False), 3) == (["serve"], 3)
