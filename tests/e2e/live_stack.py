@@ -110,7 +110,8 @@ def start(
     *flags: str,
     environment: Mapping[str, str] | None = None,
 ) -> LiveStack:
-    """Start `splitwave up`; it is not ready yet."""
+    """Start `splitwave up`; it is not ready yet. Uncertified unless a flag says otherwise:
+    making smoke certificates takes longer than most tests."""
     first = free_ports(16)
     names = ("grpc", "http", "prefill", "decode")
     ports = {name: first + index for index, name in enumerate(names)}
@@ -119,6 +120,7 @@ def start(
         "-m",
         "services.cli.main",
         "up",
+        *("--certify", "off"),
         *("--model", str(model)),
         *("--run-dir", str(run_dir)),
         *("--side-channel-port", str(first + 8)),
