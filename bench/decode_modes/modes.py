@@ -91,7 +91,8 @@ _TABLE = (
     _graph("graph_ag", "allgather_reducescatter", "one graph a step, all-gather"),
     _graph("graph_ll", "deepep_low_latency", "one graph a step, DeepEP low-latency"),
     _interleaved(
-        "graph_tbo_v2", "deepep_v2", "graph_v2 with two microbatches interleaved in the graph",
+        "graph_tbo_v2", "deepep_high_throughput",
+        "graph_v2 with two microbatches interleaved in the graph",
     ),
     _cpu("cpu_eager", "decode_cpu_eager", "eager", "eager on the CPU"),
     _cpu("cpu_compiled", "decode_cpu_compiled", "compiled", "compiled on the CPU"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any  # reports are JSON
 
 from bench.decode_modes.spec import Spec, load
+from bench.decode_modes.turn import wait_for_turn
 
 BEGAN_S = time.time()
 
@@ -45,6 +46,8 @@ def work(spec: Spec, rank: int, report: Reports) -> None:
             "blocks": engine.config.cache_config.num_gpu_blocks,
         }
     )
+    wait_for_turn(rank, spec.row)
+    engine.any_rank(False)  # The other rank waits here for the first's turn.
     phases = Phases(spec, rank, engine, report)
     if spec.wedge:
         phases.until_stopped()

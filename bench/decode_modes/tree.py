@@ -18,6 +18,7 @@ import psutil
 
 from bench.decode_modes.spec import Spec
 from bench.decode_modes.traffic import RANKS
+from bench.decode_modes.turn import SLOT
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.1
@@ -58,8 +59,13 @@ class Outcome:
 
 
 def free_ports() -> int:
-    """The first of 16 neighbouring ports that nothing listens on."""
-    for first in PORTS:
+    """The first of 16 neighbouring ports that nothing listens on.
+
+    Rows that boot side by side look in stretches of their own: a port that is free to one of them
+    may be the other's in a moment.
+    """
+    slot = int(os.environ.get(SLOT, "0"))
+    for first in PORTS[slot * 16 :]:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for port in range(first, first + 16):
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))

@@ -7,7 +7,13 @@ import torch
 from vllm.config import CUDAGraphMode
 
 from splitwave.core.mode import StepKind
-from splitwave.engine.vllm.steps import StepCounter, sized_kind, step_kind, step_width_tokens
+from splitwave.engine.vllm.steps import (
+    StepCounter,
+    is_without_batch,
+    sized_kind,
+    step_kind,
+    step_width_tokens,
+)
 
 
 def scheduled(
@@ -83,6 +89,35 @@ def test_the_first_forward_of_a_step_names_its_kind() -> None:
         "tokens": 5,
         "padded_tokens": 4 + 4 + 2,
     }
+
+
+def test_a_replay_is_what_the_step_was_whatever_was_opened_to_prepare_it() -> None:
+    counter = StepCounter()
+
+    counter.begin()
+    counter.saw_forward("eager", 2)
+    counter.saw_replay("ubatched_full", 64)
+    counter.end(tokens=60)
+    assert counter.report()["steps_by_kind"] == {"ubatched_full": 1}
+    assert counter.report()["padded_tokens"] == 64
+
+
+def test_eager_microbatches_are_told_from_an_eager_step() -> None:
+    counter = StepCounter()
+
+    counter.begin()
+    for kind in ("eager", "eager", "eager_ubatched", "eager"):
+        counter.saw_forward(kind, 8)
+    counter.end(tokens=8)
+    assert counter.report()["steps_by_kind"] == {"eager_ubatched": 1}
+
+
+def test_a_context_that_a_connector_opens_to_load_runs_no_model() -> None:
+    nothing = SimpleNamespace(attn_metadata=None, dp_metadata=None, batch_descriptor=None)
+
+    assert is_without_batch(nothing)
+    for name in vars(nothing):
+        assert not is_without_batch(SimpleNamespace(**(vars(nothing) | {name: object()})))
 
 
 def test_a_step_is_as_wide_as_the_widest_rank_or_as_its_graph() -> None:

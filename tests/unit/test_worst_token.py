@@ -22,7 +22,6 @@ SOUND = gate.Resolved(
     sequences_max=256,
     batch_max_tokens=256,
     ranks=2,
-    hosts=1,
     expert_parallel=True,
     breakable_graphs=False,
     microbatched=False,
@@ -64,7 +63,6 @@ def test_a_step_without_a_row_has_no_bound() -> None:
         ({"capture_sizes": ()}, "v2", "grid"),
         ({"sequences_max": 257}, "v2", "grid_covers_seats"),
         ({"batch_max_tokens": 8192}, "v2", "decode_batch"),
-        ({"hosts": 2, "backend": "deepep_high_throughput"}, "legacy", "one_host"),
         ({"microbatched": True}, "v2", "backend"),
         ({"backend": "deepep_high_throughput"}, "v2", "backend"),
         ({"backend": "deepep_v2"}, "legacy", "backend"),
@@ -80,6 +78,12 @@ def test_the_gate_names_the_rule(change: dict[str, Any], transport: str, rule: s
 def test_the_gate_lets_a_sound_configuration_pass(transport: str, microbatched: bool) -> None:
     backend = gate.BACKENDS[transport, microbatched]
     gate.check(replace(SOUND, backend=backend, microbatched=microbatched), transport)
+
+
+def test_legacy_over_several_hosts_is_refused_once_its_buffer_knows() -> None:
+    gate.check_hosts(1)
+    with pytest.raises(gate.WorstTokenRefused, match=r"rule one_host: .* not 2"):
+        gate.check_hosts(2)
 
 
 def recorded(log: CollectiveLog, graph: str, layers: int) -> None:

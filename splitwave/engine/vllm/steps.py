@@ -39,11 +39,17 @@ class StepCounter:
     def saw_forward(self, kind: str, width_tokens: int = 0) -> None:
         """The model runs as `kind`, over so many rows on the widest rank.
 
-        The first of a step counts: a drafter's follows the model's.
+        The first of a step counts: a drafter's follows the model's. Microbatches open contexts of
+        their own before the one that says that there are several.
         """
-        if self._kind is None:
+        if self._kind is None or kind == f"{self._kind}_ubatched":
             self._kind = kind
             self._width_tokens = width_tokens
+
+    def saw_replay(self, kind: str, width_tokens: int) -> None:
+        """The step is a captured graph, whatever contexts were opened to prepare it."""
+        self._kind = kind
+        self._width_tokens = width_tokens
 
     @property
     def steps(self) -> int:
@@ -117,6 +123,15 @@ def sized_kind(kind: str, context: Any, sizes: Collection[int] | None) -> str:
     return kind if batch is not None and batch.num_tokens in sizes else "compiled_unwarmed"
 
 
+def is_without_batch(context: Any) -> bool:  # vLLM's ForwardContext
+    """True if no model runs in this context: a connector opens one to load KV before a replay."""
+    return (
+        context.attn_metadata is None
+        and context.dp_metadata is None
+        and context.batch_descriptor is None
+    )
+
+
 def step_width_tokens(context: Any) -> int:  # vLLM's ForwardContext
     """Rows that the widest rank computes in this forward; 0 if only this rank's are known."""
     if context.dp_metadata is not None:
@@ -168,6 +183,8 @@ def _observed(create: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create)
     def created(attn_metadata: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:  # vLLM's
         context = create(attn_metadata, vllm_config, *args, **kwargs)
+        if is_without_batch(context):
+            return context
         is_compiled = vllm_config.compilation_config.mode != CompilationMode.NONE
         odd = planted().act(context, is_compiled=is_compiled)
         kind = odd or sized_kind(
@@ -182,7 +199,8 @@ def _observed(create: Callable[..., Any]) -> Callable[..., Any]:
 def _replayed(replay: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @functools.wraps(replay)
     def replayed(self: Any, desc: Any) -> Any:  # vLLM's graph manager and batch
-        _counter.saw_forward("full", int(desc.num_tokens))
+        kind = "ubatched_full" if desc.num_ubatches > 1 else "full"
+        _counter.saw_replay(kind, int(desc.num_tokens))
         return replay(self, desc)
 
     return replayed

@@ -125,7 +125,11 @@ def elastic_maker(group: Any, tokens_max: int) -> Callable[[int, int], Any]:
 
     def make(hidden: int, topk: int) -> Any:
         import deep_ep
+        import torch
 
+        # A communicator exists from its first collective on, and the buffer takes it as it is.
+        torch.distributed.all_reduce(torch.zeros(1, device="cuda"), group=group)
+        torch.cuda.synchronize()
         return deep_ep.ElasticBuffer(
             group,
             num_max_tokens_per_rank=tokens_max,

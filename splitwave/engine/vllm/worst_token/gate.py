@@ -33,7 +33,6 @@ class Resolved:
     batch_max_tokens: int
     """max_num_batched_tokens."""
     ranks: int
-    hosts: int
     expert_parallel: bool
     breakable_graphs: bool
     microbatched: bool
@@ -57,8 +56,6 @@ def check(resolved: Resolved, transport: str) -> None:
     if not resolved.expert_parallel or resolved.ranks < 2:
         raise WorstTokenRefused("expert_parallel", "use two or more ranks with expert parallelism")
     _check_grid(resolved)
-    if transport == "legacy" and resolved.hosts > 1:
-        raise WorstTokenRefused("one_host", "num_worst_tokens is for one host; use transport v2")
     backend = BACKENDS[transport, resolved.microbatched]
     if resolved.backend != backend:
         raise WorstTokenRefused(
@@ -83,4 +80,12 @@ def _check_grid(resolved: Resolved) -> None:
             "decode_batch",
             f"max_num_batched_tokens is {resolved.batch_max_tokens}: a decode engine needs no "
             f"more than its largest captured size, {largest}; its buffers are sized by it",
+        )
+
+
+def check_hosts(hosts: int) -> None:
+    """Raise WorstTokenRefused unless the legacy buffer, once made, found all ranks on one host."""
+    if hosts > 1:
+        raise WorstTokenRefused(
+            "one_host", f"num_worst_tokens is for one host, not {hosts}; use transport v2"
         )

@@ -58,7 +58,7 @@ def _install_buffers(transport: Transport) -> None:
     else:
         manager.get_handle = _handed(
             manager.get_handle,
-            lambda owner, buffer: LegacyTransport(buffer, buffer_maker(owner.cpu_group), state),
+            lambda owner, buffer: _legacy(owner.cpu_group, buffer),
         )
     from vllm.model_executor.layers.fused_moe import all2all_utils
 
@@ -122,6 +122,11 @@ def _handed(get: Callable[..., Any], make: Callable[[Any, Any], Any]) -> Callabl
     return handed
 
 
+def _legacy(group: Any, buffer: Any) -> LegacyTransport:
+    gate.check_hosts(int(buffer.runtime.get_num_rdma_ranks()))
+    return LegacyTransport(buffer, buffer_maker(group), state)
+
+
 def _bridged(self: Any, _kwargs: Any) -> ElasticBridge:
     """Give all layers one ElasticBuffer behind the legacy interface; no legacy buffer is made."""
     from vllm.config import get_current_vllm_config
@@ -169,7 +174,6 @@ def resolved(vllm_config: Any, cudagraph_mode: Any) -> gate.Resolved:
         sequences_max=vllm_config.scheduler_config.max_num_seqs,
         batch_max_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         ranks=parallel.data_parallel_size,
-        hosts=1 if parallel.data_parallel_size_local in (0, parallel.data_parallel_size) else 2,
         expert_parallel=parallel.enable_expert_parallel,
         breakable_graphs=os.environ.get("VLLM_USE_BREAKABLE_CUDAGRAPH", "0") == "1",
         microbatched=parallel.use_ubatching,
