@@ -41,7 +41,16 @@ def boot() -> dict[str, float]:
     """Start the tiny stack, stop it; seconds to ready and to the end, and CPU seconds of all."""
     before_s = _children_cpu_s()
     began_s = time.monotonic()
-    command = [sys.executable, "-m", "services.cli.main", "up", "--model", "tiny", "--certify", "off"]
+    command = [
+        sys.executable,
+        "-m",
+        "services.cli.main",
+        "up",
+        "--model",
+        "tiny",
+        "--certify",
+        "off",
+    ]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
