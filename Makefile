@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 # Programs of the environment (buf, protoc plugins) are found by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help venv install demo test test-fast test-py312 e2e clients clients-all ci-system sim bench gen lint type imports fmt contract-release news clean
+.PHONY: help venv install demo test test-fast test-py312 e2e clients clients-all ci-system certify-cpu sim bench gen lint type imports fmt contract-release news clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -72,6 +72,10 @@ clients-all: install ## And those with large environments: lm-eval, aiperf.
 
 ci-system: ## As root on Debian: the browser and the promtool that some tests need.
 	@sh scripts/system-packages
+
+certify-cpu: install ## Full certificates for both pools of the demo stack, on this machine's CPU: about 10 minutes.
+	@$(BIN)/python -m tests.clients.environments lm-eval
+	@$(BIN)/splitwave certify --model demo --level full
 
 sim: install ## Seeded faults in virtual time: make sim SEEDS=1000.
 	@SPLITWAVE_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/sim
