@@ -25,7 +25,7 @@ from services.decode.spans import DecodeSpans
 from services.decode.submission import check_submission
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import TokenLogprob
-from splitwave.core.session import Accepted, Ended, Refused, Submit
+from splitwave.core.session import Accepted, Ended, Pulled, Refused, Submit
 from splitwave.engine.port import GroupDescription, RequestOutput, StepOutputs
 from splitwave.runtime.metrics import Histogram
 from splitwave.runtime.tracing import OFF, trace_id_of
@@ -166,6 +166,8 @@ class Decoding:
             return
         if error is None:
             attempt.shown, attempt.shown_s = True, self._now_s()
+            cost = Pulled(attempt.slot, attempt.handoff_bytes, attempt.handoff_s)
+            self.frames.pulled(attempt.session, cost)
             self._show(attempt, attempt.early_tokens, attempt.early_logprobs)
             self._end_if_last(attempt)
         else:

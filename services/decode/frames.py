@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from services.decode.session import Session
 from splitwave.core.generation import TokenLogprob
-from splitwave.core.session import Ended, Frame
+from splitwave.core.session import Ended, Frame, Pulled
 
 
 class LockStep:
@@ -77,6 +77,10 @@ class Frames:
     def end(self, session: Session, ended: Ended) -> None:
         """Add an end, behind the attempt's tokens."""
         self._frame_of(session).ended.append(ended)
+
+    def pulled(self, session: Session, pulled: Pulled) -> None:
+        """Add what an attempt's handoff has cost, before its first tokens are out."""
+        self._frame_of(session).pulled.append(pulled)
 
     def done(self, rank: int, running: int | None) -> None:
         """A rank's outputs are all in: send the frames if they were the last, or soon."""

@@ -22,6 +22,8 @@ class Attempt:
         "answered",
         "attempt_id",
         "grant_id",
+        "handoff_bytes",
+        "handoff_s",
         "held",
         "logprobs",
         "session",
@@ -34,6 +36,8 @@ class Attempt:
         self.logprobs = submit.sampling.logprobs is not None
         self.session = session
         self.held = held
+        self.handoff_bytes, self.handoff_s = 0, 0.0
+        """What its handoff has cost, once its tokens come."""
         self.sink: Sink | None = sink
         """None once nobody wants its tokens."""
         loop = asyncio.get_running_loop()
@@ -88,7 +92,7 @@ class Attempt:
         try:
             if not self.sink.write(offset, token_ids, logprobs):
                 return True
-            self.end(Finish(FinishReason.STOP))
+            self.end(Finish(FinishReason.STOP, None, self.handoff_bytes, self.handoff_s))
         except OffsetBroken as error:
             self.end(broken(str(error)))
         except Exception as error:  # noqa: BLE001  # One request's text must not end the others'.

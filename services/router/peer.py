@@ -133,11 +133,18 @@ class DecodePeer:
                 backoff.reset()
                 await self._talk(session, connection)
         except ServingError as error:
+            if error.reason is Reason.INTERNAL:
+                _log.warning("%s: %s", self.address, error.message)
+                backoff.distrust()
             return error
         except TimeoutError:
             return ServingError(Reason.WORKER_LOST, "the worker did not answer Hello in time")
         except Exception as error:  # noqa: BLE001  # What one worker sends must not cost us it.
-            _log.exception("%s: what it sent could not be taken", self.address)
+            again = backoff.distrusted  # With the same words, most likely.
+            _log.warning(
+                "%s: what it sent could not be taken: %r", self.address, error, exc_info=not again
+            )
+            backoff.distrust()
             return ServingError(Reason.INTERNAL, f"{type(error).__name__}: {error}")
         raise AssertionError("talking ends with an error")
 

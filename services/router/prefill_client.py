@@ -81,8 +81,13 @@ class PrefillPeer:
                 await self._follow(router_id, pool, backoff)
             except ServingError as error:
                 _log.debug("%s: %r", self.address, error)
-            except Exception:  # noqa: BLE001  # What one worker sends must not cost us it.
-                _log.exception("%s: what it sent could not be taken", self.address)
+                if error.reason is Reason.INTERNAL:
+                    backoff.distrust()
+            except Exception as error:  # noqa: BLE001  # What one worker sends must not cost us it.
+                again = backoff.distrusted  # With the same words, most likely.
+                words = "%s: what it sent could not be taken: %r"
+                _log.warning(words, self.address, error, exc_info=not again)
+                backoff.distrust()
             self.queue = None
             await backoff.wait()
 

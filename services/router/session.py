@@ -28,6 +28,7 @@ from splitwave.core.session import (
     GroupLoad,
     Hello,
     Link,
+    Pulled,
     Refused,
     ReturnGrants,
     RouterMessage,
@@ -229,6 +230,7 @@ class Session:
     def _take(self, message: WorkerMessage) -> None:
         match message:
             case Frame():
+                self._take_pulled(message.pulled)
                 self._take_frame(message)
             case Accepted():
                 self._take_accepted(message)
@@ -296,6 +298,13 @@ class Session:
         gaps_s.observe(now_s - before_s, in_pace)
         self._frame_at_s = now_s
         self._take_ends(frame.ended, satisfied)
+
+    def _take_pulled(self, pulled: Sequence[Pulled]) -> None:
+        for each in pulled:
+            attempt = self._slots.get(each.slot)
+            if attempt is None:
+                raise broken(f"slot {each.slot} was pulled for, and has no attempt")
+            attempt.handoff_bytes, attempt.handoff_s = each.handoff_bytes, each.handoff_s
 
     def _take_ends(self, ends: Sequence[Ended], satisfied: list[str]) -> None:
         """End attempts; those that want no more and have not ended are cancelled."""

@@ -257,6 +257,15 @@ class Ended:
     """Traceparents of the wave segments of its first and last step; none if it is not traced."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a handoff has cost, told with its first tokens: who cancels hears no end."""
+
+    slot: int
+    handoff_bytes: int
+    handoff_s: float
+
+
 @dataclass(slots=True)
 class Frame:
     """New tokens of one lock-step for one router, in columns.
@@ -273,6 +282,7 @@ class Frame:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
+    pulled: list[Pulled] = field(default_factory=list)
 
 
 WorkerMessage = Grants | Accepted | Refused | Frame

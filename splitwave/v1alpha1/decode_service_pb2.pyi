@@ -853,6 +853,7 @@ class Frame(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    PULLED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Counts the group's lock-steps that gave this router something."""
     @_builtins.property
@@ -879,6 +880,10 @@ class Frame(_message.Message):
     def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ended]:
         """Attempts that end with this frame, after their tokens above."""
 
+    @_builtins.property
+    def pulled(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pulled]:
+        """Attempts whose handoff was confirmed since the frame before: their first tokens are here."""
+
     def __init__(
         self,
         *,
@@ -889,14 +894,47 @@ class Frame(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _generation_pb2.TokenLogprobs | None = ...,
         ended: _abc.Iterable[Global___Ended] | None = ...,
+        pulled: _abc.Iterable[Global___Pulled] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "logprobs", b"logprobs", "offsets", b"offsets", "slots", b"slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "logprobs", b"logprobs", "offsets", b"offsets", "pulled", b"pulled", "slots", b"slots", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Frame: _TypeAlias = Frame  # noqa: Y015
+
+@_typing.final
+class Pulled(_message.Message):
+    """Pulled says what a handoff has cost, at once: a router that cancels hears no end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    HANDOFF_BYTES_FIELD_NUMBER: _builtins.int
+    HANDOFF_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    """The attempt's slot."""
+    handoff_bytes: _builtins.int
+    """KV bytes that were pulled for it."""
+    @_builtins.property
+    def handoff(self) -> _duration_pb2.Duration:
+        """From Accepted to its first token."""
+
+    def __init__(
+        self,
+        *,
+        slot: _builtins.int = ...,
+        handoff_bytes: _builtins.int = ...,
+        handoff: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "handoff_bytes", b"handoff_bytes", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pulled: _TypeAlias = Pulled  # noqa: Y015
 
 @_typing.final
 class Ended(_message.Message):

@@ -5,7 +5,7 @@ from itertools import compress
 
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import TokenLogprob
-from splitwave.core.session import Ended, Frame
+from splitwave.core.session import Ended, Frame, Pulled
 from splitwave.v1alpha1 import decode_service_pb2 as pb
 from splitwave.wire.errors import failure_from_proto, failure_to_proto
 from splitwave.wire.generation import (
@@ -27,6 +27,7 @@ def frame_to_proto(frame: Frame) -> pb.Frame:
         token_ids=frame.token_ids,
         logprobs=logprobs_to_proto(frame.logprobs),
         ended=[_ended_to_proto(ended) for ended in frame.ended],
+        pulled=[_pulled_to_proto(pulled) for pulled in frame.pulled],
     )
 
 
@@ -42,6 +43,9 @@ def frame_from_proto(message: pb.Frame, asked: Callable[[int], bool]) -> Frame:
         token_counts=list(message.token_counts),
         token_ids=list(message.token_ids),
         ended=[_ended_from_proto(ended) for ended in message.ended],
+        pulled=[
+            Pulled(x.slot, x.handoff_bytes, duration_from_proto(x.handoff)) for x in message.pulled
+        ],
     )
     _check_columns(frame)
     frame.logprobs = _logprobs(message, frame, asked)
@@ -69,6 +73,14 @@ def _logprobs(message: pb.Frame, frame: Frame, asked: Callable[[int], bool]) -> 
         return []
     wanted = [wants for wants, n in zip(wanting, frame.token_counts, strict=True) for _ in range(n)]
     return logprobs_from_proto(message.logprobs, list(compress(frame.token_ids, wanted)))
+
+
+def _pulled_to_proto(pulled: Pulled) -> pb.Pulled:
+    return pb.Pulled(
+        slot=pulled.slot,
+        handoff_bytes=pulled.handoff_bytes,
+        handoff=duration_to_proto(pulled.handoff_s),
+    )
 
 
 def _ended_to_proto(ended: Ended) -> pb.Ended:

@@ -28,6 +28,7 @@ from splitwave.core.session import (
     Grants,
     GroupLoad,
     Hello,
+    Pulled,
     Refused,
     ReturnGrants,
     Submit,
@@ -216,6 +217,14 @@ WORKER = {
             ),
             Ended(slot=7, attempt_id="req-2/0/1", error=FAILURE),
         ],
+    ),
+    "pulled": Frame(
+        step=1001,
+        slots=[9],
+        offsets=[0],
+        token_counts=[1],
+        token_ids=[42],
+        pulled=[Pulled(9, 123456, 0.125)],
     ),
 }
 CALL = PrefillCall(

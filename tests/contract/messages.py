@@ -20,6 +20,7 @@ from splitwave.core.session import (
     Grants,
     GroupLoad,
     Hello,
+    Pulled,
     Refused,
     ReturnGrants,
     Submit,
@@ -244,6 +245,7 @@ def frames(draw: st.DrawFn) -> Frame:
         if even(slot):
             frame.logprobs += [draw(row_of(token_id)) for token_id in new]
     frame.ended = draw(st.lists(endeds(), max_size=3))
+    frame.pulled = draw(st.lists(st.builds(Pulled, uint32, uint64, seconds), max_size=3))
     return frame
 
 

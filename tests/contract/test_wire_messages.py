@@ -204,6 +204,7 @@ BESIDE: dict[type, set[str]] = {PrefillCall: {"traceparent"}}
         (session.GroupLoad, decode_service_pb2.GroupLoad.DESCRIPTOR),
         (session.Accepted, decode_service_pb2.Accepted.DESCRIPTOR),
         (session.Frame, decode_service_pb2.Frame.DESCRIPTOR),
+        (session.Pulled, decode_service_pb2.Pulled.DESCRIPTOR),
         (session.Hello, decode_service_pb2.Hello.DESCRIPTOR),
         (WorkerLoad, worker_service_pb2.WorkerLoad.DESCRIPTOR),
         (RankCounters, worker_service_pb2.RankCounters.DESCRIPTOR),

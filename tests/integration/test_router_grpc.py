@@ -120,6 +120,8 @@ async def test_a_stop_string_ends_the_text_before_it_and_the_decoding(stack: Rou
     assert "".join(answer.text for answer in got) == text[: text.index(stop)]
     assert (got[-1].finish_reason, got[-1].stopped_by) == (FinishReason.STOP, stop)
     assert got[-1].completion_tokens == text.index(stop) + len(stop)
+    assert got[-1].handoff_bytes == 2 * DECODE.block_bytes
+    assert got[-1].times_s["handoff"] > 0
 
 
 async def test_a_client_that_leaves_stops_the_computing(stack: RouterStack) -> None:

@@ -13,7 +13,7 @@ import pytest
 from services.router.generate import Finish
 from services.router.releases import Releases
 from splitwave.core.errors import Reason, ServingError
-from splitwave.core.generation import Sampling, first_token_is_kept
+from splitwave.core.generation import FinishReason, Sampling, first_token_is_kept
 from splitwave.core.prefill import PrefillResult
 from splitwave.engine.port import Role
 from splitwave.engine.sim import SimFaults, SimSettings
@@ -42,6 +42,26 @@ async def one_request() -> None:
 
 def test_one_request_gives_the_tokens_of_an_aggregated_engine() -> None:
     virtual_loop.run(one_request())
+
+
+def test_a_request_that_its_client_ends_tells_what_its_handoff_cost() -> None:
+    """As one whose text came to a stop string does: its end is the router's, not the worker's."""
+
+    async def scenario() -> None:
+        async with world(Plan()) as w:
+            await w.ready()
+            whole = w.ask("r", PROMPT, GREEDY)
+            finish = await w.serve(whole)
+            stopped = w.ask("s", PROMPT, GREEDY)
+            stopped.sink.stop_after = 5
+            early = await w.serve(stopped)
+
+            assert stopped.sink.token_ids == whole.sink.token_ids[:5]
+            assert early.finish_reason is FinishReason.STOP
+            assert early.handoff_bytes == finish.handoff_bytes > 0
+            assert early.handoff_s > 0
+
+    virtual_loop.run(scenario())
 
 
 async def reset_under_64_streams() -> None:

@@ -19,6 +19,7 @@ from splitwave.core.session import (
     GroupLoad,
     Hello,
     Link,
+    Pulled,
     Refused,
     RouterMessage,
     Submit,
@@ -39,6 +40,8 @@ class Heard:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    pulled: list[tuple[int, Pulled]] = field(default_factory=list)
+    """What was said of its handoff, each with the tokens that were shown before it."""
     ended: Ended | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -167,6 +170,9 @@ class HandRouter:
 
     def _take_frame(self, frame: Frame) -> None:
         self.frames += 1
+        for pulled in frame.pulled:
+            heard = self.heard[self.slots[pulled.slot]]
+            heard.pulled.append((len(heard.offsets), pulled))
         assert len(set(frame.slots)) == len(frame.slots), "a slot came twice"
         at, logprobs = 0, iter(frame.logprobs)
         rows = zip(frame.slots, frame.offsets, frame.token_counts, strict=True)

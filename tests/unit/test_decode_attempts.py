@@ -53,6 +53,11 @@ def test_split_tokens_equal_aggregated_tokens(keep: bool) -> None:
             assert heard.ended is not None
             assert heard.ended.handoff_bytes == 2 * DECODE.block_bytes
             assert heard.ended.handoff_s > 0
+            # Told once and before decode's first token, since a router that cancels hears no end.
+            ((shown, pulled),) = heard.pulled
+            assert shown == int(keep)
+            assert pulled.handoff_bytes == heard.ended.handoff_bytes
+            assert pulled.handoff_s == pytest.approx(heard.ended.handoff_s)
             assert (r.peers.confirmed, r.peers.released) == (["a/0/1"], [])
             await assert_empty(r)
             assert r.prefill.lease_counts().pulled == 1

@@ -7,15 +7,19 @@ from dataclasses import replace
 
 import pytest
 
+from services.router.backoff import DISTRUST_S, FIRST_S, Backoff
 from services.router.discovery import Share, Workers, follow
 from services.router.peer import DecodePeer, Gone, PeerSettings, Received
 from services.router.prefill_client import PrefillPeer, PrefillPool
 from services.router.session import Session
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.session import Accepted, Ack, Hello, ReturnGrants, RouterMessage, Welcome
-from splitwave.core.worker import WorkerDescription, WorkerLoad
+from splitwave.core.worker import Role, WorkerDescription, WorkerLoad
+from tests.contract.golden_messages import DESCRIPTION as DECODE_DESCRIPTION
 from tests.sim import virtual_loop
 from tests.unit.test_router_session import WELCOME, Peer, Rooms
+
+DESCRIPTION = replace(DECODE_DESCRIPTION, role=Role.PREFILL)
 
 
 class Wire:
@@ -104,6 +108,76 @@ def test_a_session_that_cannot_be_gone_on_with_ends_at_once(
     virtual_loop.run(scenario())
 
 
+def dials_of(then: object) -> tuple[int, int]:
+    """Calls in a minute of a decode worker that welcomes and then says that: first 30 s, rest."""
+    at_s: list[float] = []
+
+    @contextlib.asynccontextmanager
+    async def dial(address: str) -> AsyncIterator[Wire]:
+        at_s.append(asyncio.get_running_loop().time())
+        yield Wire(WELCOME, then)
+
+    async def scenario() -> None:
+        peer = DecodePeer("d0:1", dial, PeerSettings(router_id="r"), Rooms())
+        running = asyncio.create_task(peer.run())
+        await asyncio.sleep(60.0)
+        running.cancel()
+
+    virtual_loop.run(scenario())
+    early = sum(x < 30.0 for x in at_s)
+    return early, len(at_s) - early
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        ValueError("a field that cannot be read"),
+        Accepted("nobody", 0, 0),
+        ServingError(Reason.INTERNAL, "frame.slots: one came twice: a worker broke the contract"),
+    ],
+    ids=["cannot be read", "about nothing", "broken frame"],
+)
+def test_a_decode_worker_that_only_its_welcome_speaks_for_is_called_ever_more_rarely(
+    then: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    early, late = dials_of(then)
+
+    assert early < 25
+    assert 10 < late < 20
+    tracebacks = [record for record in caplog.records if record.exc_info]
+    assert len(tracebacks) == isinstance(then, ValueError), "the rest say it in a line"
+    assert len(caplog.records) >= late, "each is told"
+
+
+def test_a_decode_worker_whose_connections_merely_break_is_called_again_at_once() -> None:
+    early, late = dials_of(ServingError(Reason.WORKER_LOST, "connection reset"))
+
+    assert min(early, late) > 300
+
+
+def test_trust_comes_back_some_time_after_the_last_offence() -> None:
+    async def scenario() -> None:
+        backoff = Backoff()
+        waits_s = []
+        for _ in range(3):
+            backoff.distrust()
+            backoff.reset()
+            waits_s.append(await waited(backoff))
+        await asyncio.sleep(DISTRUST_S)
+        backoff.reset()
+
+        assert waits_s == pytest.approx([FIRST_S, 2 * FIRST_S, 4 * FIRST_S])
+        assert await waited(backoff) == pytest.approx(FIRST_S)
+
+    virtual_loop.run(scenario())
+
+
+async def waited(backoff: Backoff) -> float:
+    began_s = asyncio.get_running_loop().time()
+    await backoff.wait()
+    return asyncio.get_running_loop().time() - began_s
+
+
 def test_a_session_that_is_over_is_replaced_though_its_worker_reads_nothing() -> None:
     async def scenario() -> None:
         class Full(Wire):
@@ -186,6 +260,33 @@ def test_a_prefill_worker_that_breaks_the_contract_is_asked_again() -> None:
         watching.cancel()
 
     virtual_loop.run(scenario())
+
+
+def test_a_prefill_worker_whose_watch_cannot_be_read_is_asked_ever_more_rarely(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Transport:
+        asked = 0
+
+        async def describe(self, timeout_s: float) -> WorkerDescription:
+            self.asked += 1
+            return DESCRIPTION
+
+        async def watch(self, router_id: str) -> AsyncIterator[tuple[int, WorkerLoad]]:
+            yield DESCRIPTION.epoch, DESCRIPTION.load
+            raise ValueError("a field that cannot be read")
+
+    async def scenario() -> None:
+        transport = Transport()
+        peer = PrefillPeer("p0:1", transport)  # type: ignore[arg-type]  # the rest is not reached
+        watching = asyncio.create_task(peer.watch("r", PrefillPool(lambda: ())))
+        await asyncio.sleep(60.0)
+        watching.cancel()
+
+        assert 20 < transport.asked < 45
+
+    virtual_loop.run(scenario())
+    assert sum(bool(record.exc_info) for record in caplog.records) == 1
 
 
 async def test_a_slot_in_which_an_attempt_runs_cannot_be_given_to_another() -> None:

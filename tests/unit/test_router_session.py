@@ -1,6 +1,7 @@
 """The router's end of a session: answers, frames, cancels, and what a break changes."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from splitwave.core.session import (
     Ended,
     Frame,
     Granted,
+    Pulled,
     Refused,
     Submit,
     Welcome,
@@ -386,8 +388,9 @@ async def test_messages_are_acknowledged_many_at_once() -> None:
         Refused("unknown", ServingError(Reason.OVERLOADED, "no")),
         frame((5, 0, [1])),
         frame(ended=[ended(5, "unknown")]),
+        replace(frame(), pulled=[Pulled(5, 1, 0.0)]),
     ],
-    ids=["accepted", "refused", "tokens", "end"],
+    ids=["accepted", "refused", "tokens", "end", "pulled"],
 )
 async def test_a_message_about_nothing_that_we_know_breaks_the_contract(
     message: WorkerMessage,
