@@ -25,7 +25,7 @@ from services.router.tracing import Operation, RequestTrace
 from splitwave.core.deadline import Deadline
 from splitwave.core.demands import RequestShape
 from splitwave.core.errors import Reason, ServingError
-from splitwave.core.generation import FinishReason, Request, Sampling
+from splitwave.core.generation import FinishReason, Request, Sampling, features
 from splitwave.runtime.tracing import OFF
 from splitwave.runtime.tracing_names import FINISHED
 from splitwave.text import ChatOptions, TextStream, Tokenizer
@@ -208,6 +208,7 @@ class FrontDoor:
             trace.about(request_id)
             for order in orders:
                 self._check_fits(order)
+                self.fleet.refuse_outside(_shape(order))
             try:
                 with self.admission.admit(sum(order.choices for order in orders)):
                     trace.admitted = True
@@ -281,11 +282,6 @@ class _Serving:
             Choice(call, self._sink(call.choice), Trail()) for call in door.calls(order, began_s)
         ]
 
-    @property
-    def shape(self) -> RequestShape:
-        """What of it has to lie within an envelope."""
-        return RequestShape.of(self.choices[0].call.request)
-
     def _sink(self, choice: int) -> TextSink:
         order, index = self.order, self.order.first_choice + choice
         return TextSink(
@@ -314,6 +310,11 @@ class _Serving:
         )
         self.finish_reasons.append(ending.finish_reason.value)
         self._viewer.end(self.order.first_choice + choice.call.choice, ending)
+
+
+def _shape(order: Order) -> RequestShape:
+    """What of an order has to lie within an envelope."""
+    return RequestShape(len(order.token_ids), order.sampling.max_tokens, features(order.sampling))
 
 
 def _is_id(given: str) -> bool:

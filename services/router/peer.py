@@ -114,7 +114,9 @@ class DecodePeer:
             welcome = session.welcome
             left_s = 0.0 if welcome is None else broke_at_s + welcome.reattach_s - now_s
             if left_s <= 0.0 or error.reason not in _BREAKS or isinstance(error, Gone):
-                session.end(ServingError(Reason.WORKER_LOST, f"decode session: {error.message}"))
+                decertified = error.reason is Reason.GROUP_DECERTIFIED
+                why = error.reason if decertified else Reason.WORKER_LOST
+                session.end(ServingError(why, f"decode session: {error.message}"))
                 return
             await backoff.wait(left_s)
 
