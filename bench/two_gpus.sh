@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measurements that need two GPUs of one host, side by side where they do not disturb each other.
-#   bench/two_gpus.sh PART... RESULTS     parts: tune modes hammer more
+#   bench/two_gpus.sh PART... RESULTS     parts: tune modes models v3 hammer long
 # Results, logs' ends included, are kept up to date in RESULTS/two_gpus.tgz while it runs.
 set -u
 results=${*: -1}
@@ -32,10 +32,34 @@ row() { # row NAME MODE [OPTION...]: the command of one row of bench.decode_mode
     --work-dir "$work/rows/$name" --override "$mode:gpu_memory_utilization=0.15" "$@"
 }
 
-tuned() { echo "$1:env:VLLM_TUNED_CONFIG_FOLDER=$work/out/tuned"; }
+tuned() { echo "$1:env:VLLM_TUNED_CONFIG_FOLDER=${TUNED:-$work/out/tuned}"; }
+
+alone() { # alone SLOT NAME MODE [OPTION...]: start a row that waits for nobody, in the background
+  local slot=$1 name=$2
+  shift 2
+  mapfile -t words < <(row "$name" "$@")
+  SPLITWAVE_BENCH_SLOT=$slot "${words[@]:1}" >"$work/$name.log" 2>&1 &
+  waited+=($!)
+}
+
+hammered() { # hammered NAME REPLAYS SECONDS OPTION...: one run of the hammer
+  local name=$1 replays=$2 seconds=$3
+  shift 3
+  timeout $((seconds + 120)) "$python" -m bench.hammer --replays "$replays" --seconds "$seconds" \
+    --setup-s 110 --out "$work/out/hammer_$name.json" "$@" >"$work/hammer_$name.log" 2>&1
+  said "hammer $name: $? $(grep -E '"(verdict|why|replays)"' "$work/out/hammer_$name.json" |
+    head -3 | tr -d '\n')"
+}
+
+by_turns() { # by_turns SECONDS WORD...: boot together, measure one by one
+  local boot=$1
+  shift
+  "$python" -m bench.decode_modes.turn --folder "$work/turn" --boot-s "$boot" "$@" 2>&1
+}
 
 for part in "${parts[@]}"; do
   said "$part"
+  waited=()
   case $part in
     tune)
       timeout 120 "$python" -m bench.tune_moe --experts 128 --ranks 2 --hidden 2048 \
@@ -43,22 +67,71 @@ for part in "${parts[@]}"; do
         --report "$work/out/tune.json" --gpus 2 --jobs 26 >"$work/tune.log" 2>&1
       tail -n 8 "$work/tune.log"
       ;;
-    modes)
+    modes) # the same model in each mode
+      RAGGED_S=3
       mapfile -t words < <(
-        row eager eager_ht
         row v2 graph_v2 --override "$(tuned graph_v2)"
         row stock stock_v2
+        row compiled graph_v2_compiled --override "$(tuned graph_v2_compiled)"
         row legacy graph_legacy --override "$(tuned graph_legacy)"
-        row tbo graph_tbo_v2 --override "$(tuned graph_tbo_v2)"
+        row ag graph_ag
       )
-      "$python" -m bench.decode_modes.turn --folder "$work/turn" --boot-s 210 "${words[@]}" 2>&1
+      by_turns 170 "${words[@]}"
+      ;;
+    models) # other models beside eager, and where a step's time goes
+      RAGGED_S=0
+      mapfile -t words < <(
+        model=small
+        row small_eager eager_ht
+        row small_v2 graph_v2
+        model=deepseek_v2_lite
+        row lite_eager eager_ht
+        row lite_v2 graph_v2
+        row lite_stock stock_v2
+        model=qwen3_30b_24l BATCHES=64
+        row profile_v2 graph_v2 --override "$(tuned graph_v2)" --profile
+        row profile_stock stock_v2 --profile
+        row unmarked graph_v2 --override "$(tuned graph_v2)" \
+          --override graph_v2:env:SPLITWAVE_COLLECTIVE_MARKS=0
+      )
+      by_turns 150 "${words[@]}"
+      ;;
+    v3) # DeepSeek-V3's expert layers
+      RAGGED_S=0 model=deepseek_v3_4l
+      mapfile -t words < <(
+        row v3_eager eager_ht
+        row v3_v2 graph_v2
+      )
+      by_turns 150 "${words[@]}"
       ;;
     hammer)
       for transport in v2 legacy legacy_shared legacy_unfixed; do
-        timeout 150 "$python" -m bench.hammer --transport "$transport" --replays "${REPLAYS:-12000}" \
-          --seconds "${HAMMER_S:-35}" --setup-s 100 --out "$work/out/hammer_$transport.json" \
-          >"$work/hammer_$transport.log" 2>&1
-        said "hammer $transport: $? $(grep -E '"(verdict|why|replays)"' "$work/out/hammer_$transport.json" | head -3 | tr -d '\n')"
+        hammered "$transport" 12000 35 --transport "$transport"
+      done
+      ;;
+    long) # what must hold while everything else disturbs it: tokens, poison, a stopped rank
+      export EP_JIT_CACHE_DIR=$work/rows/v2/caches/deep_ep TRITON_CACHE_DIR=$work/rows/v2/caches/triton
+      BATCHES=64 RAGGED_S=300 ROW_S=520
+      alone 1 long_v2 graph_v2 --override "$(tuned graph_v2)"
+      alone 2 long_legacy graph_legacy --override "$(tuned graph_legacy)"
+      alone 3 long_eager eager_ht
+      RAGGED_S=30 BATCHES=64,128,256
+      alone 4 tbo graph_tbo_v2 --override "$(tuned graph_tbo_v2)"
+      model=small RAGGED_S=4 BATCHES=64 ROW_S=300
+      alone 5 poison graph_v2 --override graph_v2:env:SPLITWAVE_FAULTS=poison_padding
+      alone 6 unsanitised graph_v2 \
+        --override graph_v2:env:SPLITWAVE_FAULTS=poison_padding,no_sanitise
+      alone 7 poison_legacy graph_legacy --override graph_legacy:env:SPLITWAVE_FAULTS=poison_padding
+      alone 8 wedge graph_v2 --wedge
+      hammered v2_50000 50000 330 --transport v2
+      for seed in 1 2 3; do
+        hammered "legacy_unfixed_$seed" 20000 60 --transport legacy_unfixed --seed "$seed"
+      done
+      hammered v2_tbo 10000 60 --transport v2 --tbo
+      hammered legacy_50000 50000 200 --transport legacy
+      wait "${waited[@]}"
+      for name in long_v2 long_legacy long_eager tbo poison unsanitised poison_legacy wedge; do
+        said "$name: $(tail -n 1 "$work/$name.log")"
       done
       ;;
     *)
