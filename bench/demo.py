@@ -39,7 +39,7 @@ def demo() -> dict[str, object]:
 
 def boot() -> dict[str, float]:
     """Start the tiny stack, stop it; seconds to ready and to the end, and CPU seconds of all."""
-    before_s = _children_cpu_s()
+    before_s = children_cpu_s()
     began_s = time.monotonic()
     command = [
         sys.executable,
@@ -68,11 +68,12 @@ def boot() -> dict[str, float]:
     return {
         "ready_s": round(ready_s, 1),
         "stop_s": round(stopped_s, 1),
-        "cpu_s": round(_children_cpu_s() - before_s, 1),
+        "cpu_s": round(children_cpu_s() - before_s, 1),
     }
 
 
-def _children_cpu_s() -> float:
+def children_cpu_s() -> float:
+    """CPU seconds of children that have ended and were waited for, theirs included."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import psutil
 
 from bench import report
+from bench.demo import children_cpu_s
 from bench.provenance import ROOT, git
 from services.cli.up import build_model
 
@@ -79,14 +80,15 @@ class Part:
 
     def run(self, say: Callable[[str], None], say_every_s: float = SAY_EVERY_S) -> bool:
         """Make the result; True if it was made. The last one stays if not."""
-        began_s = time.monotonic()
+        began_s, cpu_before_s = time.monotonic(), children_cpu_s()
         say(f"{self.name}: begun, {self.limit_s:.0f} s at most")
         with tempfile.TemporaryFile("w+") as out:
             process = subprocess.Popen(self.command, cwd=ROOT, stdout=out)
             code = self._wait(process, began_s + self.limit_s, say, say_every_s)
             out.seek(0)
             made = out.read()
-        say(f"{self.name}: {_ended(code)} after {time.monotonic() - began_s:.0f} s")
+        took_s, cpu_s = time.monotonic() - began_s, children_cpu_s() - cpu_before_s
+        say(f"{self.name}: {_ended(code)} after {took_s:.0f} s, {cpu_s:.0f} CPU seconds")
         if code != 0 or not _is_json(made):
             return False
         fresh = self.result.with_suffix(".new")
