@@ -61,6 +61,10 @@ def test_the_first_to_break_is_the_cause() -> None:
     assert why == "rank 1: 7 wrong rows; rank 0: connection closed by peer"
 
 
+def test_rows_that_turn_wrong_after_a_fault_are_its_consequence() -> None:
+    assert judge([end(0, 3, at_s=5.0), end(1, 1, at_s=5.1)], "")[0] is Verdict.FAULT
+
+
 def test_of_two_that_broke_together_the_one_that_saw_wrong_rows_is_believed() -> None:
     assert judge([end(0, 3, at_s=5.0), end(1, 1, at_s=5.0)], "")[0] is Verdict.WRONG_ROWS
 

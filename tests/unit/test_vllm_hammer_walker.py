@@ -6,6 +6,7 @@ from typing import Any  # collectives that are not there
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from bench.hammer import rank
 from bench.hammer.beat import Beat
@@ -43,8 +44,8 @@ class Watched(Cpu):
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deep_ep", module())
     monkeypatch.setattr(rank, "connect", lambda settings, group: LegacyTransport(settings, group))
-    monkeypatch.setattr(rank.dist, "barrier", lambda: None)
-    monkeypatch.setattr(rank.dist, "all_reduce", lambda flags: None)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "all_reduce", lambda flags: None)
 
 
 def walker(tmp_path: Path, *more: str) -> tuple[Walker, Watched]:
