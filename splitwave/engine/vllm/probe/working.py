@@ -153,7 +153,7 @@ class WorkerProbe:
             saw(ODD_KIND, width_tokens)
             self.end_break(Break.ODD_STEP)
 
-        setattr(counter, "saw_forward", odd)  # noqa: B010  # on this object, for one step
+        setattr(counter, "saw_forward", odd)  # noqa: B010  # this object alone, for one step
         self._undo[Break.ODD_STEP] = lambda: delattr(counter, "saw_forward")
 
 
