@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any  # JSON
 
+from bench.decode_modes import page as decode_modes
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/benchmarks.md"
 RESULTS = ROOT / "bench/results"
@@ -208,6 +210,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "text": text,
     "simulator": simulator,
     "demo": demo,
+    "decode modes": lambda: decode_modes.text(decode_modes.read()),
 }
 """By marker."""
 
@@ -225,8 +228,11 @@ def filled(page: str) -> str:
 
 
 def main() -> int:
-    """Renew the page."""
+    """Renew the page and its plots."""
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, svg in decode_modes.plots(decode_modes.read()).items():
+        decode_modes.PLOTS.mkdir(exist_ok=True)
+        (decode_modes.PLOTS / name).write_text(svg, encoding="utf-8")
     return 0
 
 

@@ -7,18 +7,29 @@ from pathlib import Path
 import pytest
 
 from bench import report, run
+from bench.decode_modes import page as decode_modes
 from bench.load import Sample
 from bench.workload import FOLDER, Ask, Workload
 
 ROOT = Path(__file__).parents[2]
 RESULT_BYTES_MAX = 1_000_000
 RESULTS = sorted(run.RESULTS.glob("*.json"))
+BY_HAND = sorted(run.RESULTS.glob("gpu/*.json"))
+"""Results from machines that `make bench` does not have."""
 
 
 def test_every_table_is_fresh() -> None:
     page = report.PAGE.read_text(encoding="utf-8")
 
     assert report.filled(page) == page
+
+
+def test_every_plot_is_fresh() -> None:
+    plots = decode_modes.plots(decode_modes.read())
+
+    assert {path.name for path in decode_modes.PLOTS.glob("decode_modes_*")} == plots.keys()
+    for name, svg in plots.items():
+        assert (decode_modes.PLOTS / name).read_text(encoding="utf-8") == svg
 
 
 def test_a_stale_table_is_found() -> None:
@@ -39,6 +50,14 @@ def test_a_result_says_where_it_comes_from(path: Path) -> None:
     assert path.stat().st_size <= RESULT_BYTES_MAX
     assert {"command", "git_sha", "git_dirty", "python", "cpu"} <= told.keys()
     assert path.stem in run.COMMANDS
+
+
+def test_a_result_made_by_hand_says_where_it_comes_from() -> None:
+    for path in BY_HAND:
+        told = json.loads(path.read_text(encoding="utf-8"))
+
+        assert path.stat().st_size <= RESULT_BYTES_MAX
+        assert {"command", "git_sha", "git_dirty", "python", "cpu", "gpus"} <= told.keys()
 
 
 def test_every_script_that_writes_a_result_says_by_which_command() -> None:
