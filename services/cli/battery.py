@@ -131,13 +131,14 @@ def smoke(plan: Plan, out: Path, machine_key: Path, certificates: Path) -> Batte
     )
 
 
-def gateway(plan: Plan, control_model: Path, lm_eval_python: Path) -> dict[str, Any]:
+def gateway(plan: Plan, control_model: Path, lm_eval_python: Path, gsm8k: Path) -> dict[str, Any]:
     """The stacks of the accuracy check: the plan's, and one on a model whose experts differ."""
     control = replace(plan, model_path=control_model, served_model=control_model.name)
     return {
         "main": _command(plan),
         "control": _command(control),
         "lm_eval_python": str(lm_eval_python),
+        "gsm8k": str(gsm8k),
     }
 
 

@@ -79,6 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECK",
         help="run without this check; nothing is signed then",
     )
+    add(
+        "--gsm8k",
+        type=Path,
+        metavar="DIR",
+        help="train.jsonl and test.jsonl of GSM8K, which are asked too (default: below the state)",
+    )
     add("--lm-eval-python", type=Path, help="Python that has lm_eval (default: .clients/lm-eval)")
 
 
@@ -202,7 +208,8 @@ def _gateway(arguments: argparse.Namespace, plan: Plan, report: Report) -> dict[
     if not python.is_file():
         report("certify", LM_EVAL_WORDS)
         return None
-    return gateway(plan, _control_model(plan, report), python.absolute())
+    gsm8k = arguments.gsm8k or default_home() / "gsm8k"
+    return gateway(plan, _control_model(plan, report), python.absolute(), gsm8k)
 
 
 def _control_model(plan: Plan, report: Report) -> Path:

@@ -1,6 +1,7 @@
 """The accuracy task, what the harness leaves of it, and agreement item by item."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any  # JSON
 
@@ -8,12 +9,23 @@ import pytest
 
 from splitwave.certify.accuracy.check import CONTROL_ITEMS, judge, rows_of, text_of
 from splitwave.certify.accuracy.lm_eval import HarnessFailed, Sample, read_samples
-from splitwave.certify.accuracy.task import ITEMS_MIN, STOP, TASK, Item, items, write
+from splitwave.certify.accuracy.task import (
+    ITEMS_MIN,
+    STOP,
+    Item,
+    Task,
+    few_shot,
+    gsm8k,
+    is_right,
+    items,
+    write,
+)
 from splitwave.certify.battery.scale import Scale
 from splitwave.demo_model import DemoModelOptions, Variant, build
 from splitwave.text.tokenizer import Tokenizer
 
 SCALE = Scale()
+TASK = few_shot(9, 1)
 
 
 def test_the_same_seed_gives_the_same_items_and_another_others() -> None:
@@ -45,13 +57,11 @@ def test_a_sorted_answer_is_sorted_and_a_copy_is_a_copy() -> None:
 
 
 def test_the_harness_is_given_every_item(tmp_path: Path) -> None:
-    chosen = items(9, 1)
-
-    data = write(tmp_path / "task", chosen)
+    data = write(tmp_path / "task", TASK)
 
     rows = [json.loads(line) for line in data.read_text().splitlines()]
-    assert [row["prompt"] for row in rows] == [item.prompt for item in chosen]
-    text = (tmp_path / "task" / f"{TASK}.yaml").read_text()
+    assert [row["prompt"] for row in rows] == [item.prompt for item in TASK.items]
+    text = (tmp_path / "task" / f"{TASK.name}.yaml").read_text()
     assert 'doc_to_text: "{{prompt}}"' in text
     assert f"until: [{json.dumps(STOP)}]" in text
 
@@ -64,12 +74,12 @@ def sample_row(place: int, text: str, right: bool) -> str:
 def test_samples_are_read_in_the_items_order(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    path = folder / f"samples_{TASK}_2026.jsonl"
+    path = folder / f"samples_{TASK.name}_2026.jsonl"
     path.write_text(sample_row(1, " b", False) + sample_row(0, " a", True))
 
-    assert read_samples(tmp_path) == [Sample(0, " a", True), Sample(1, " b", False)]
+    assert read_samples(tmp_path, TASK) == [Sample(0, " a", True), Sample(1, " b", False)]
     with pytest.raises(HarnessFailed, match="no samples"):
-        read_samples(tmp_path / "model" / "none")
+        read_samples(tmp_path / "model" / "none", TASK)
 
 
 def seen(count: int, *, differing: int = 0, right: float = 0.5) -> dict[str, Any]:
@@ -77,7 +87,7 @@ def seen(count: int, *, differing: int = 0, right: float = 0.5) -> dict[str, Any
     theirs = [" x" if place < right * count else " y" for place in range(count)]
     ours = [" z" if place < differing else text for place, text in enumerate(theirs)]
     samples = [Sample(place, text, text == " x") for place, text in enumerate(ours)]
-    return rows_of(asked, theirs, samples)
+    return rows_of(replace(TASK, items=tuple(asked)), theirs, samples)
 
 
 def test_agreement_of_every_item_passes_and_the_score_is_told() -> None:
@@ -115,5 +125,38 @@ def test_the_aggregated_text_ends_before_the_stop_string(tmp_path: Path) -> None
     build(tmp_path / "tiny", DemoModelOptions(variant=Variant.TINY), lambda line: None)
     tokenizer = Tokenizer.load(tmp_path / "tiny")
 
-    assert text_of(tokenizer, [1, 2], [*b" ab\ncd"]) == " ab"
-    assert text_of(tokenizer, [1, 2], [*b" ab", *tokenizer.eos_token_ids]) == " ab"
+    assert text_of(tokenizer, [1, 2], [*b" ab\ncd"], STOP) == " ab"
+    assert text_of(tokenizer, [1, 2], [*b" ab", *tokenizer.eos_token_ids], STOP) == " ab"
+
+
+def problems(folder: Path) -> Task | None:
+    for name, count in (("train", 6), ("test", 3)):
+        rows = [
+            {"question": f"{name} {n}?", "answer": f"It is <<{n}>>{n}.\n#### 1,0{n}"}
+            for n in range(count)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return gsm8k(folder, 2)
+
+
+def test_word_problems_are_asked_where_their_data_is(tmp_path: Path) -> None:
+    assert gsm8k(tmp_path, 2) is None
+
+    task = problems(tmp_path)
+
+    assert task is not None
+    assert len(task.items) == 2
+    assert task.items[0].prompt.count("Answer:") == 6
+    assert task.items[0].prompt.endswith("Question: test 0?\nAnswer:")
+    assert is_right(task.items[0], " I say 7, no: 100")
+    assert not is_right(task.items[0], " 1000")
+    assert not is_right(task.items[0], " none")
+
+
+def test_word_problems_that_come_out_otherwise_fail_the_check() -> None:
+    found = seen(126)
+    found["gsm8k"] = {"items": [{"ours": " 1", "theirs": " 2", "right": False}]}
+
+    assert judge(found, SCALE).shows("gsm8k")
+    found["gsm8k"]["items"][0]["ours"] = " 2"
+    assert judge(found, SCALE).passed

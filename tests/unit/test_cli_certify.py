@@ -125,7 +125,7 @@ def test_a_full_battery_without_the_harness_says_how_to_get_it(
 def test_the_control_runs_on_a_model_whose_experts_differ(tmp_path: Path, model: Path) -> None:
     plan = Plan(model_path=model, served_model="tiny", run_dir=tmp_path, experts=8, metrics_port=9)
 
-    found = gateway(plan, tmp_path / "distinct", tmp_path / "python")
+    found = gateway(plan, tmp_path / "distinct", tmp_path / "python", tmp_path)
 
     assert found["main"]["model_path"] == str(model)
     assert found["control"]["model_path"] == str(tmp_path / "distinct")

@@ -9,7 +9,7 @@ from typing import Any  # JSON
 from splitwave.certify.accuracy import gateway, lm_eval, task
 from splitwave.certify.accuracy.gateway import Command
 from splitwave.certify.accuracy.lm_eval import Sample
-from splitwave.certify.accuracy.task import Item
+from splitwave.certify.accuracy.task import Task
 from splitwave.certify.battery.bench import Subject
 from splitwave.certify.battery.run import Result, Work, result_of
 from splitwave.certify.battery.scale import Scale
@@ -38,6 +38,8 @@ class Gateway:
     control: Command
     """The same on a model whose experts differ: there a wrong expert shows."""
     lm_eval_python: Path
+    gsm8k: Path | None = None
+    """Where the data set GSM8K would lie."""
 
 
 def judge(seen: Observed, scale: Scale) -> Verdict:
@@ -60,7 +62,20 @@ def judge(seen: Observed, scale: Scale) -> Verdict:
     verdict.require(len(rows) >= few, "few", f"{len(rows)} of {few} items were scored")
     words = f"{len(rows) - same} of {len(rows)} answers differ from the aggregated run's"
     verdict.require(agreement >= scale.agreement_min, "agreement", words)
+    if problems := seen.get("gsm8k"):
+        _judge_gsm8k(verdict, problems["items"], scale)
     return verdict
+
+
+def _judge_gsm8k(verdict: Verdict, rows: Sequence[Mapping[str, Any]], scale: Scale) -> None:
+    agreement = sum(row["ours"] == row["theirs"] for row in rows) / max(1, len(rows))
+    verdict.note(
+        gsm8k_items=len(rows),
+        gsm8k_agreement=round(agreement, 4),
+        gsm8k_score=round(sum(row["right"] for row in rows) / max(1, len(rows)), 4),
+    )
+    words = f"only {agreement:.1%} of GSM8K's answers agree with the aggregated run's"
+    verdict.require(agreement >= scale.agreement_min, "gsm8k", words)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,34 +99,41 @@ class AccuracyCheck:
 
     async def _both(self, scale: Scale, say: Say) -> tuple[Observed, Observed, Work]:
         began_s = time.monotonic()
-        main, control = self.gateway.main, self.gateway.control
-        items = task.items(scale.accuracy_items, scale.seed)
+        asked = task.few_shot(scale.accuracy_items, scale.seed)
+        problems = self.gateway.gsm8k and task.gsm8k(self.gateway.gsm8k, scale.gsm8k_items)
+        tasks = [asked, problems] if problems else [asked]
+        shifted = {FAULTS: Fault.SHIFT_ROUTING.value}
         try:
-            seen, steps = await self._compare(main, items, {}, say)
-            shifted = {FAULTS: Fault.SHIFT_ROUTING.value}
-            broken, _ = await self._compare(control, items[:CONTROL_ITEMS], shifted, say)
+            (seen, *more), steps = await self._compare(self.gateway.main, tasks, {}, say)
+            few = [asked.first(CONTROL_ITEMS)]
+            (broken,), _ = await self._compare(self.gateway.control, few, shifted, say)
         except (AggregatedFailed, gateway.GatewayFailed, lm_eval.HarnessFailed, OSError) as error:
             raise CheckBroken(f"accuracy: {error}") from error
+        if more:
+            seen["gsm8k"] = more[0]
         return seen, broken, Work(time.monotonic() - began_s, steps)
 
     async def _compare(
-        self, command: Command, items: Sequence[Item], environment: Mapping[str, str], say: Say
-    ) -> tuple[Observed, int]:
-        """Both runs of some items, and the steps that the stack took."""
-        say(f"accuracy: {len(items)} items, aggregated, {Path(command.model_path).name}")
-        theirs = await self._aggregated(Path(command.model_path), items)
-        words = f" with {', '.join(environment.values())}" if environment else ""
-        say(f"accuracy: {len(items)} items through the gateway{words}")
-        directory = self.directory / Path(command.model_path).name / (words.strip() or "right")
-        task.write(directory / "task", items)
+        self, command: Command, tasks: Sequence[Task], environment: Mapping[str, str], say: Say
+    ) -> tuple[list[Observed], int]:
+        """Both runs of some tasks, and the steps that the stack took."""
+        model = Path(command.model_path).name
+        theirs = []
+        for asked in tasks:
+            say(f"accuracy: {len(asked.items)} items of {asked.name}, aggregated, {model}")
+            theirs.append(await self._aggregated(Path(command.model_path), asked))
+        words = ", ".join(environment.values())
+        samples = []
         async with gateway.running(command, environment):
-            samples = await lm_eval.score(
-                self.gateway.lm_eval_python, command, directory / "task", directory / "out"
-            )
+            for asked in tasks:
+                say(f"accuracy: {asked.name} through the gateway {words}".rstrip())
+                directory = self.directory / model / (words or "right")
+                python = self.gateway.lm_eval_python
+                samples.append(await lm_eval.score(python, command, asked, directory))
             steps = await gateway.steps_run(command)
-        return rows_of(items, theirs, samples), steps
+        return [rows_of(*each) for each in zip(tasks, theirs, samples, strict=True)], steps
 
-    async def _aggregated(self, model_path: Path, items: Sequence[Item]) -> list[str]:
+    async def _aggregated(self, model_path: Path, asked: Task) -> list[str]:
         """What a plain vLLM engine answers, as a client would read it."""
         tokenizer = Tokenizer.load(model_path)
         plain = PlainSettings(
@@ -121,30 +143,31 @@ class AccuracyCheck:
             length_max_tokens=self.settings.model_len_max_tokens,
         )
         sampling = Sampling(
-            max_tokens=task.TOKENS_MAX,
+            max_tokens=asked.tokens_max,
             temperature=0.0,
             eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
         )
-        prompts = [tokenizer.encode(item.prompt) for item in items]
+        prompts = [tokenizer.encode(item.prompt) for item in asked.items]
         answers = await answer(plain, [Question(ids, sampling) for ids in prompts])
         return [
-            text_of(tokenizer, ids, found.token_ids)
+            text_of(tokenizer, ids, found.token_ids, asked.stop)
             for ids, found in zip(prompts, answers, strict=True)
         ]
 
 
-def text_of(tokenizer: Tokenizer, prompt: Sequence[int], token_ids: Sequence[int]) -> str:
-    """The text up to the task's stop string, as the gateway makes it."""
-    options = TextOptions(stop=(task.STOP,), stop_token_ids=tokenizer.eos_token_ids)
+def text_of(
+    tokenizer: Tokenizer, prompt: Sequence[int], token_ids: Sequence[int], stop: str
+) -> str:
+    """The text up to a stop string, as the gateway makes it."""
+    options = TextOptions(stop=(stop,), stop_token_ids=tokenizer.eos_token_ids)
     stream = TextStream(tokenizer, options, prompt)
     first = stream.push(token_ids)
     return first.text + ("" if first.stopped else stream.finish().text)
 
 
-def rows_of(
-    items: Sequence[Item], theirs: Sequence[str], samples: Sequence[Sample]
-) -> dict[str, Any]:
+def rows_of(asked: Task, theirs: Sequence[str], samples: Sequence[Sample]) -> dict[str, Any]:
     """Both answers to each item that was scored."""
+    items = asked.items
     return {
         "items_asked": len(items),
         "items": [

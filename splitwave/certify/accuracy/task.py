@@ -7,18 +7,14 @@ about half of them right, since a score near 0 or 1 says little of what a broken
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-TASK = "splitwave_few_shot"
 STOP = "\n"
-TOKENS_MAX = 12
-"""Tokens of an answer at most; the stop string ends most before."""
 ITEMS_MIN = 120
 """Below that, one item is more than the share of items that may differ."""
-VERSION = 1
-"""Raised whenever the same seed gives other items."""
 
 _WORDS = (
     "red", "blue", "green", "dog", "cat", "bird", "tree", "house", "car", "book", "water", "fire",
@@ -53,6 +49,51 @@ class Item:
     kind: str
     prompt: str
     answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Items and how they are asked. `stop` ends an answer; it is not part of it."""
+
+    name: str
+    items: tuple[Item, ...]
+    stop: str
+    tokens_max: int
+    """Tokens of an answer at most; the stop string ends most before."""
+
+    def first(self, count: int) -> "Task":
+        """The same with its first items alone."""
+        return replace(self, items=self.items[:count])
+
+
+def few_shot(count: int, seed: int) -> Task:
+    """The seeded task."""
+    return Task(
+        name="splitwave_few_shot", items=tuple(items(count, seed)), stop=STOP, tokens_max=12
+    )
+
+
+GSM8K_SHOTS = 5
+_NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
+
+
+def gsm8k(directory: Path, count: int) -> Task | None:
+    """Word problems, if `train.jsonl` and `test.jsonl` of the data set lie there; None otherwise.
+
+    Each has the same worked examples before it. An answer counts by its last number.
+    """
+    paths = [directory / "train.jsonl", directory / "test.jsonl"]
+    if not all(path.is_file() for path in paths):
+        return None
+    train, test = ([json.loads(line) for line in path.read_text().splitlines()] for path in paths)
+    shown = "".join(
+        f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in train[:GSM8K_SHOTS]
+    )
+    found = tuple(
+        Item("gsm8k", f"{shown}Question: {row['question']}\nAnswer:", row["answer"])
+        for row in test[:count]
+    )
+    return Task(name="splitwave_gsm8k", items=found, stop="Question:", tokens_max=256)
 
 
 def items(count: int, seed: int) -> list[Item]:
@@ -105,17 +146,17 @@ def _shots(kind: str, verb: str, shots: Sequence[_Pair], asked: _Pair) -> Item:
 _KINDS: tuple[Callable[[random.Random], Item], ...] = (_copy, _sort, _cloze)
 
 
-def write(directory: Path, chosen: Sequence[Item]) -> Path:
+def write(directory: Path, task: Task) -> Path:
     """Write the task as the harness reads it; returns the file of its items."""
     directory.mkdir(parents=True, exist_ok=True)
-    data = directory / f"{TASK}.jsonl"
-    data.write_text("".join(json.dumps(asdict(item)) + "\n" for item in chosen))
-    (directory / f"{TASK}.yaml").write_text(
+    data = directory / f"{task.name}.jsonl"
+    data.write_text("".join(json.dumps(asdict(item)) + "\n" for item in task.items))
+    (directory / f"{task.name}.yaml").write_text(
         _YAML.format(
-            task=TASK,
+            task=task.name,
             data=json.dumps(str(data.resolve())),
-            tokens_max=TOKENS_MAX,
-            stop=json.dumps(STOP),
+            tokens_max=task.tokens_max,
+            stop=json.dumps(task.stop),
         )
     )
     return data
@@ -144,5 +185,8 @@ metric_list:
 
 
 def is_right(item: Item, text: str) -> bool:
-    """True if a completion is the item's answer, judged as the harness does: exactly."""
-    return text == item.answer
+    """True if a completion is the item's answer: exactly; a word problem's by its last number."""
+    if item.kind != "gsm8k":
+        return text == item.answer
+    ours, theirs = _NUMBER.findall(text), _NUMBER.findall(item.answer)
+    return bool(ours and theirs) and ours[-1].replace(",", "") == theirs[-1].replace(",", "")

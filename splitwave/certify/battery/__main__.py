@@ -124,6 +124,7 @@ def _accuracy(
             main=Command(**gateway["main"]),
             control=Command(**gateway["control"]),
             lm_eval_python=Path(gateway["lm_eval_python"]),
+            gsm8k=Path(gateway["gsm8k"]),
         ),
         directory=Path(value["out"]) / "accuracy",
     )

@@ -45,6 +45,8 @@ class Scale:
     """Of what a rank's process holds; allocators round, so `memory_slack_bytes` are always free."""
     memory_slack_bytes: int = 24 * 2**20
     accuracy_items: int = 126
+    gsm8k_items: int = 100
+    """Word problems, where the data set is there."""
     agreement_min: float = 0.99
 
 
@@ -79,6 +81,7 @@ _HEAVY: dict[str, Any] = {
     "soak_prompt_tokens": 4,
     "repeat_prompt_tokens": 48,
     "repeat_tokens": 6,
+    "gsm8k_items": 4,
 }
 _SMOKE: dict[str, Any] = {
     "oracle_cases": 3,
