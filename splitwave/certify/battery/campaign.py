@@ -97,11 +97,10 @@ async def run(order: Order, say: Say) -> list[Outcome]:
     `splitwave.engine.vllm.start.preload` must have run, and gRPC must not have.
     """
     os.environ[PROBE] = "1"
-    began_cpu_s = cpu_s()
     trials = await _on_the_rig(order, say)
     for trial in trials:
         await _accuracy(order, trial, say)
-    used_cpu_s = cpu_s() - began_cpu_s
+    used_cpu_s = cpu_s()
     return [finish(order, trial, used_cpu_s) for trial in trials]
 
 

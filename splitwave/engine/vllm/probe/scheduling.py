@@ -94,8 +94,11 @@ class CoreProbe:
         free = scheduler._free_blocks  # noqa: SLF001  # all frees of a request pass it
         kept: list[Any] = []
 
+        blocks_of = scheduler.kv_cache_manager.get_block_ids
+
         def leaking(request: Any) -> None:
-            if kept:
+            # One that was given up before its first step has none, and would show nothing.
+            if kept or not any(blocks_of(request.request_id)):
                 free(request)
             else:
                 kept.append(request)
