@@ -14,6 +14,9 @@ from services.router import parity
 from services.router.openai import openapi
 from services.router.openai.reading import UNSUPPORTED
 from splitwave.core.errors import Reason
+from splitwave.core.mode_rules import FEATURES, RULES
+from splitwave.core.refusal import TOLD as TOLD_REFUSALS
+from splitwave.core.refusal import RefusalKind
 from splitwave.runtime.tracing_names import REQUEST, SPANS
 from splitwave.wire.errors import TOLD, openai_type
 
@@ -107,6 +110,22 @@ def _span(name: str) -> str:
     return "the request" if name == REQUEST else f"`{name}`"
 
 
+def refusals() -> str:
+    """Why a certificate is refused."""
+    rows = [[f"`{kind}`", *TOLD_REFUSALS[kind]] for kind in RefusalKind]
+    return table(["refused as", "since", "the message names", "do"], rows)
+
+
+def rules() -> str:
+    """What may not go together in a mode."""
+    rows = [[f"`{name}`", (rule.__doc__ or "").rstrip(".")] for name, rule in RULES.items()]
+    rows += [
+        [f"`no_{name}`", f"if a mode excludes it: {why}; {fix}"]
+        for name, (why, fix) in FEATURES.items()
+    ]
+    return table(["rule", "says"], rows)
+
+
 def trace_costs() -> str:
     """What the trace of a request costs each service."""
     result = json.loads((ROOT / "bench/results/tracing.json").read_text(encoding="utf-8"))
@@ -152,6 +171,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/operations.md": {f"{who} metrics": partial(metrics, who) for who in METRICS},
     "docs/tracing.md": {"costs": trace_costs, "spans": spans},
     "docs/waves.md": {"figures": wave_figures},
+    "docs/certification.md": {"refusals": refusals, "rules": rules},
     "docs/configuration.md": {f"{who} settings": partial(settings, who) for who in SETTINGS},
 }
 """By document and marker."""

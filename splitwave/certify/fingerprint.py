@@ -1,5 +1,6 @@
 """The fingerprint of a running group: what its engines say of themselves, and its weights."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,11 +29,13 @@ async def read_fingerprint(
     """Recompute the fingerprint of a group from its running engines and its weight files.
 
     `model_path`: the directory that its weights were loaded from; None for a simulated group.
-    Blocks for the hashing of files that `cache` does not have, so large weights take minutes.
+    Files that `cache` does not know are hashed in a thread: minutes for large weights.
     Raises RanksDiffer, EngineDied, and OSError for files that cannot be read.
     """
     facts = await engine.fingerprint_facts()
-    weights = {} if model_path is None else weights_manifest(model_path, cache)
+    weights: Mapping[str, str] = {}
+    if model_path is not None:
+        weights = await asyncio.to_thread(weights_manifest, model_path, cache)
     return assemble(facts, weights)
 
 

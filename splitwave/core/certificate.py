@@ -6,7 +6,6 @@ a certificate lets a group serve; each of its refusals has a kind of its own and
 difference.
 """
 
-import enum
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,9 @@ from splitwave.core.envelope import Envelope, GroupShape, read_envelope
 from splitwave.core.evidence import Evidence, Level, first_flaw, read_evidence, required_checks
 from splitwave.core.fingerprint import Fingerprint
 from splitwave.core.mode import UnknownModeError, lookup
+from splitwave.core.refusal import CertificateRefused as CertificateRefused
+from splitwave.core.refusal import Refusal as Refusal
+from splitwave.core.refusal import RefusalKind as RefusalKind
 from splitwave.core.strict_json import Fields, JsonError, canonical, flatten, parse
 
 FORMAT = 1
@@ -26,49 +28,6 @@ Verify = Callable[[bytes, bytes], bool]
 """(signature, message) -> True if this key made it."""
 Trust = Callable[[str], Verify | None]
 """Key id -> how to check its signatures; None for a key that is not trusted."""
-
-
-class RefusalKind(enum.StrEnum):
-    """Why a certificate does not let a group serve, as logs, metrics and exit messages name it."""
-
-    NONE_FOUND = "none_found"
-    MALFORMED = "malformed"
-    WRONG_KEY = "wrong_key"
-    TAMPERED = "tampered"
-    BAD_SIGNATURE = "bad_signature"
-    NOT_YET_VALID = "not_yet_valid"
-    EXPIRED = "expired"
-    WRONG_ROLE = "wrong_role"
-    WRONG_MODE = "wrong_mode"
-    WRONG_LEVEL = "wrong_level"
-    CHECK_MISSING = "check_missing"
-    CHECK_REPEATED = "check_repeated"
-    CHECK_FAILED = "check_failed"
-    CHECK_EMPTY = "check_empty"
-    CONTROL_MISSING = "control_missing"
-    CONTROL_NOT_CAUGHT = "control_not_caught"
-    WRONG_FINGERPRINT = "wrong_fingerprint"
-    OUTSIDE_ENVELOPE = "outside_envelope"
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a certificate does not count. `first` names the first thing that is not as it must be."""
-
-    kind: RefusalKind
-    first: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"certificate refused ({self.kind}): {self.message}"
-
-
-class CertificateRefused(Exception):
-    """A certificate that cannot be read, made or used."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

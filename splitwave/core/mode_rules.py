@@ -86,12 +86,14 @@ Says = Iterator[tuple[str, str, str]]
 
 
 def _role(mode: Mode, asked: Combination) -> Says:
+    """The group has the role of its mode."""
     if asked.role != mode.role:
         fix = f"choose a mode that begins with {asked.role}_"
         yield "mode", f"{mode.name} is a {mode.role} mode; this group's role is {asked.role}", fix
 
 
 def _features(mode: Mode, asked: Combination) -> Says:
+    """Nothing is on that the mode excludes."""
     assert asked.features <= FEATURES.keys()
     for name in mode.excludes:
         if name in asked.features:
@@ -100,17 +102,20 @@ def _features(mode: Mode, asked: Combination) -> Says:
 
 
 def _expert_parallel(mode: Mode, asked: Combination) -> Says:
+    """Expert parallelism is on in a mode that exists only with it."""
     if mode.expert_parallel and not asked.expert_parallel:
         yield "expert_parallel", f"must be on in mode {mode.name}", "switch expert_parallel on"
 
 
 def _ranks(_: Mode, asked: Combination) -> Says:
+    """Experts are spread over two ranks or more."""
     if asked.expert_parallel and asked.ranks < 2:
         fix = "expert parallelism needs at least 2 ranks; or switch it off"
         yield "ranks", f"is {asked.ranks}", fix
 
 
 def _eager_has_no_graphs(mode: Mode, asked: Combination) -> Says:
+    """A mode that captures nothing has no cudagraph mode and no capture sizes."""
     if mode.captures_graphs:
         return
     if asked.cudagraph_mode != NO_GRAPHS:
@@ -128,6 +133,7 @@ def _eager_has_no_graphs(mode: Mode, asked: Combination) -> Says:
 
 
 def _graphs_hold_whole_steps(mode: Mode, asked: Combination) -> Says:
+    """Every decode step of a graph mode is one graph."""
     wanted = "FULL_DECODE_ONLY"
     if mode.captures_graphs and asked.cudagraph_mode != wanted:
         yield (
@@ -138,6 +144,7 @@ def _graphs_hold_whole_steps(mode: Mode, asked: Combination) -> Says:
 
 
 def _microbatches_are_named(mode: Mode, asked: Combination) -> Says:
+    """Steps are split into two microbatches where the mode names them, and only there."""
     if asked.microbatches and not mode.step_kinds & UBATCHED:
         fix = "switch enable_dbo off, or choose a mode with microbatches"
         yield "enable_dbo", f"is on; mode {mode.name} names no step of two microbatches", fix
@@ -146,17 +153,20 @@ def _microbatches_are_named(mode: Mode, asked: Combination) -> Says:
 
 
 def _grid_is_there(mode: Mode, asked: Combination) -> Says:
+    """A mode that runs sizes of a grid has one."""
     if mode.has_grid and not asked.capture_grid:
         yield "capture_sizes", f"are none; mode {mode.name} runs captured sizes only", "name some"
 
 
 def _grid_ascends(_: Mode, asked: Combination) -> Says:
+    """Each size of the grid stands there once, in order."""
     grid = asked.capture_grid
     if list(grid) != sorted(set(grid)) or min(grid, default=1) < 1:
         yield "capture_sizes", f"are {_words(grid)}", "write each once, ascending, from 1"
 
 
 def _grid_is_aligned(mode: Mode, asked: Combination) -> Says:
+    """Sizes are multiples of the mode's alignment."""
     step = mode.capture_alignment_tokens
     strays = [size for size in asked.capture_grid if size % step]
     if strays:
@@ -169,7 +179,7 @@ def _grid_is_aligned(mode: Mode, asked: Combination) -> Says:
 
 
 def _grid_is_dense(mode: Mode, asked: Combination) -> Says:
-    """Padding to the next size must leave rows for the second microbatch of every rank."""
+    """Padding leaves rows for each second microbatch; a compiled grid has every size."""
     if StepKind.COMPILED in mode.step_kinds:
         missing = sorted(set(range(1, asked.seats_max + 1)) - set(asked.capture_grid))
         if missing and asked.capture_grid:
@@ -195,6 +205,7 @@ def _grid_is_dense(mode: Mode, asked: Combination) -> Says:
 
 
 def _seats_fit_the_grid(mode: Mode, asked: Combination) -> Says:
+    """A batch of every seat fits the largest size: a larger one cannot come up."""
     if mode.has_grid and asked.capture_grid and asked.seats_max > max(asked.capture_grid):
         largest = max(asked.capture_grid)
         yield (
@@ -205,6 +216,7 @@ def _seats_fit_the_grid(mode: Mode, asked: Combination) -> Says:
 
 
 def _compiled_steps_fit_the_grid(mode: Mode, asked: Combination) -> Says:
+    """A compiled step has no more rows than were warmed up."""
     if StepKind.COMPILED not in mode.step_kinds or not asked.capture_grid:
         return
     largest = max(asked.capture_grid)
@@ -217,6 +229,7 @@ def _compiled_steps_fit_the_grid(mode: Mode, asked: Combination) -> Says:
 
 
 def _arguments_are_the_modes(mode: Mode, asked: Combination) -> Says:
+    """vLLM's arguments that the mode sets are as it sets them."""
     for name, wanted in mode.vllm_args.items():
         found = asked.arguments.get(name, wanted)
         if not isinstance(wanted, Mapping) and found != wanted:

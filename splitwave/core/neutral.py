@@ -21,6 +21,7 @@ _SERVICE = "a service's setting; what it makes of an engine counts as vllm.*"
 _FREE_MEMORY = "what is found free at start; grants count it"
 _FRONT = "how many clients an engine has"
 _MEASURED = "a duration"
+_WRITER = "who wrote the file; the versions here count"
 
 NEUTRAL: Mapping[str, str] = {
     "env.VLLM_HOST_IP": _ADDRESS,
@@ -80,7 +81,9 @@ NEUTRAL: Mapping[str, str] = {
     "vllm.model_config.tokenizer": "a path; pools take and give token ids",
     "vllm.model_config.hf_config_path": "a path; the configuration itself counts",
     "vllm.model_config.hf_config._name_or_path": _PATH,
-    "vllm.model_config.hf_config.transformers_version": "who wrote the file; the versions count",
+    "vllm.model_config.hf_config.transformers_version": _WRITER,
+    "vllm.model_config.hf_text_config._name_or_path": _PATH,
+    "vllm.model_config.hf_text_config.transformers_version": _WRITER,
     "vllm.model_config.served_model_name": "a label for clients",
     "vllm.model_config.hf_token": "a secret",
     "vllm.cache_config.num_gpu_blocks": _FREE_MEMORY,
