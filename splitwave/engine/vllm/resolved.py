@@ -41,10 +41,11 @@ def _plain(value: Any, depth: int) -> Any:
 def _plain_object(value: Any, depth: int) -> Any:
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
+    if callable(getattr(value, "to_dict", None)):
+        # A configuration of transformers: a model's own extras are in it, and are no fields.
+        return _plain(value.to_dict(), depth)
     if dataclasses.is_dataclass(value):
         return _fields(value, depth)
-    if callable(getattr(value, "to_dict", None)):  # a configuration of transformers
-        return _plain(value.to_dict(), depth)
     if type(value).__module__ == "torch":  # dtype, device
         return str(value)
     if callable(value) and hasattr(value, "__qualname__"):
