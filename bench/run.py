@@ -83,7 +83,7 @@ class Part:
         began_s, cpu_before_s = time.monotonic(), children_cpu_s()
         say(f"{self.name}: begun, {self.limit_s:.0f} s at most")
         with tempfile.TemporaryFile("w+") as out:
-            process = subprocess.Popen(self.command, cwd=ROOT, stdout=out)
+            process = subprocess.Popen(self.command, cwd=ROOT, stdout=out, preexec_fn=_hears)
             code = self._wait(process, began_s + self.limit_s, say, say_every_s)
             out.seek(0)
             made = out.read()
@@ -115,6 +115,11 @@ class Part:
                 raise
         _stop(process)
         return None
+
+
+def _hears() -> None:
+    """Let an interrupt through: a shell has it ignored by what it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

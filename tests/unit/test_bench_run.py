@@ -1,6 +1,7 @@
 """The runner of benchmarks: limits, progress, and results that only a success replaces."""
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -62,6 +63,21 @@ def test_a_part_whose_time_is_over_is_stopped_with_what_it_started(
     assert said[-1].startswith("some: stopped, its time was over, after ")
     for pid in map(int, told.read_text().split()):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_part_may_stop_what_it_started_itself_also_if_it_runs_in_the_background(
+    result: Path,
+) -> None:
+    """There interrupts are ignored, and a shell cannot trap what it was born to ignore."""
+    told = result.with_name("told")
+    program = f"trap 'echo bye >{told}; kill $!; exit' INT; sleep 60 & wait"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert not Part("some", ["sh", "-c", program], 2.0, result).run(lambda line: None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert told.read_text() == "bye\n"
 
 
 def test_parts_are_chosen_by_name_and_those_of_hours_by_nothing_else() -> None:
