@@ -146,7 +146,7 @@ def test_word_problems_are_asked_where_their_data_is(tmp_path: Path) -> None:
 
     assert task is not None
     assert len(task.items) == 2
-    assert task.items[0].prompt.count("Answer:") == 6
+    assert task.items[0].prompt.count("Answer:") == 4
     assert task.items[0].prompt.endswith("Question: test 0?\nAnswer:")
     assert is_right(task.items[0], " I say 7, no: 100")
     assert not is_right(task.items[0], " 1000")

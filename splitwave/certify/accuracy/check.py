@@ -1,5 +1,6 @@
 """The accuracy check: a task scored through the gateway, item by item beside the aggregated run."""
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,20 +119,32 @@ class AccuracyCheck:
     ) -> tuple[list[Observed], int]:
         """Both runs of some tasks, and the steps that the stack took."""
         model = Path(command.model_path).name
-        theirs = []
-        for asked in tasks:
-            say(f"accuracy: {len(asked.items)} items of {asked.name}, aggregated, {model}")
-            theirs.append(await self._aggregated(Path(command.model_path), asked))
         words = ", ".join(environment.values())
-        samples = []
-        async with gateway.running(command, environment):
-            for asked in tasks:
-                say(f"accuracy: {asked.name} through the gateway {words}".rstrip())
-                directory = self.directory / model / (words or "right")
-                python = self.gateway.lm_eval_python
-                samples.append(await lm_eval.score(python, command, asked, directory))
-            steps = await gateway.steps_run(command)
+        names = ", ".join(f"{len(asked.items)} items of {asked.name}" for asked in tasks)
+        say(f"accuracy: {names} on {model}, aggregated and through the gateway {words}".rstrip())
+        directory = self.directory / model / (words or "right")
+        # Side by side: either leaves cores idle while it prefills.
+        theirs, (samples, steps) = await asyncio.gather(
+            self._aggregated_all(Path(command.model_path), tasks),
+            self._through(command, environment, tasks, directory),
+        )
         return [rows_of(*each) for each in zip(tasks, theirs, samples, strict=True)], steps
+
+    async def _aggregated_all(self, model_path: Path, tasks: Sequence[Task]) -> list[list[str]]:
+        return [await self._aggregated(model_path, asked) for asked in tasks]
+
+    async def _through(
+        self,
+        command: Command,
+        environment: Mapping[str, str],
+        tasks: Sequence[Task],
+        directory: Path,
+    ) -> tuple[list[list[Sample]], int]:
+        """What the harness has of each task, asked through a stack, and the stack's steps."""
+        python = self.gateway.lm_eval_python
+        async with gateway.running(command, environment):
+            samples = [await lm_eval.score(python, command, asked, directory) for asked in tasks]
+            return samples, await gateway.steps_run(command)
 
     async def _aggregated(self, model_path: Path, asked: Task) -> list[str]:
         """What a plain vLLM engine answers, as a client would read it."""
