@@ -30,8 +30,8 @@ def end_path(folder: Path, rank: int) -> Path:
 
 
 def write_end(folder: Path, rank: int, values: dict[str, object]) -> None:
-    """Leave a rank's result."""
-    _replace(end_path(folder, rank), values)
+    """Add to what a rank leaves: a rank that hangs has said by then what it ran on."""
+    _replace(end_path(folder, rank), read_end(folder, rank) | values)
 
 
 def read_end(folder: Path, rank: int) -> dict[str, object]:

@@ -245,6 +245,7 @@ def run(settings: Settings, rank: int, folder: Path, beat: Beat) -> tuple[int, d
         own_kernel_cache(rank)
     one_channel = settings.tbo and settings.microbatch_buffers == 1
     device: Device = Cpu() if dry else Cuda(rank, settings.pool, one_channel=one_channel)
+    write_end(folder, rank, {"device": device.name, "versions": versions(device)})
     join(settings, rank, folder)
     walker = Walker(settings, rank, beat, device)
     walker.prepare()
@@ -255,10 +256,9 @@ def run(settings: Settings, rank: int, folder: Path, beat: Beat) -> tuple[int, d
         verdict = walker.walk()
     except WrongCount as error:
         # The peers are in the middle of a dispatch that can no longer end well: nothing is read.
-        found = {"replays": walker.replays, "wrong": str(error)}
-        return EXIT_CODE[Verdict.WRONG_ROWS], found | {"device": device.name}
-    found = walker.figures() | {"seconds": round(time.monotonic() - began_s, 2)}
-    return EXIT_CODE[verdict], found | {"device": device.name, "versions": versions(device)}
+        return EXIT_CODE[Verdict.WRONG_ROWS], {"replays": walker.replays, "wrong": str(error)}
+    seconds = round(time.monotonic() - began_s, 2)
+    return EXIT_CODE[verdict], walker.figures() | {"seconds": seconds}
 
 
 def main(folder: Path, rank: int) -> int:

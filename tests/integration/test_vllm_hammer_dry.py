@@ -68,7 +68,8 @@ def test_each_end_has_its_code(
     tmp_path: Path, arguments: list[str], code: int, verdict: str, why: str
 ) -> None:
     if verdict == "short":
-        arguments = [*arguments, "--replays", "400", "--skew-ms", "0"]
+        # The ranks look at the time every 200 replays, which a loaded machine takes seconds for.
+        arguments = [*arguments, "--replays", "400", "--skew-ms", "0", "--stall-s", "25"]
     ended, found = hammered(tmp_path, *arguments)
 
     assert (ended, found["verdict"]) == (code, verdict)
@@ -87,6 +88,8 @@ def test_a_rank_that_stops_is_reported_with_where_each_rank_was(tmp_path: Path, 
     assert waiting["position"]["finished"] == 20
     assert waiting["position"]["marks"] == ["layer 0 entered"]
     assert stopped["position"]["finished"] <= 20
+    assert waiting["found"]["device"] == "CPU"
+    assert waiting["found"]["versions"]["torch"]
     assert "in dispatch" in "\n".join(waiting["log"])
 
 

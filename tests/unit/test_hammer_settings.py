@@ -88,8 +88,9 @@ def test_a_beat_says_where_a_rank_is(tmp_path: Path) -> None:
 
 def test_a_rank_that_left_nothing_has_no_end(tmp_path: Path) -> None:
     assert read_end(tmp_path, 0) == {}
+    write_end(tmp_path, 0, {"device": "a GPU"})
     write_end(tmp_path, 0, {"wrong": "a row"})
-    assert read_end(tmp_path, 0) == {"wrong": "a row"}
+    assert read_end(tmp_path, 0) == {"device": "a GPU", "wrong": "a row"}
 
 
 def test_a_log_is_kept_without_the_folders_of_its_machine(tmp_path: Path) -> None:
