@@ -18,6 +18,7 @@ PROFILED = 5
 PROFILE_WARM = 30
 
 Report = Callable[[Mapping[str, Any]], None]
+Keep = Callable[[str, Mapping[str, Sequence[int]]], None]
 
 
 @dataclass
@@ -28,20 +29,21 @@ class Phases:
     rank: int
     engine: LockStep
     report: Report
+    keep: Keep
+    """Takes a phase's name and the first tokens of each of its sequences."""
 
-    def run(self) -> dict[str, dict[str, list[int]]]:
-        """Run every phase; returns the first tokens of each sequence, by phase."""
-        spec, kept = self.spec, {}
+    def run(self) -> None:
+        """Run every phase; what it cannot finish takes nothing from what came before."""
+        spec = self.spec
         for size in spec.batches:
-            kept[str(size)] = self._batch(str(size), size)
+            self.keep(str(size), self._batch(str(size), size))
         if spec.ragged:
-            kept["ragged"] = self._batch("ragged", spec.ragged[self.rank])
+            self.keep("ragged", self._batch("ragged", spec.ragged[self.rank]))
         if spec.ragged_s:
-            kept["walk"] = self._walk()
+            self.keep("walk", self._walk())
         if spec.profile:
             for size in spec.batches:
                 self._profile(size)
-        return kept
 
     def _batch(self, phase: str, size: int) -> dict[str, list[int]]:
         """Decode a batch from its first token to its last, and time the middle of it."""

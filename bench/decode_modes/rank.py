@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any  # reports are JSON
 
@@ -26,6 +26,21 @@ class Reports:
         """Add one, with the seconds since the process began."""
         line = dict(report) | {"at_s": round(time.time() - BEGAN_S, 3)}
         print(json.dumps(line), file=self._file, flush=True)
+
+
+class Kept:
+    """A file with the tokens of the phases that have ended, whole at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._phases: dict[str, Mapping[str, Sequence[int]]] = {}
+
+    def __call__(self, phase: str, tokens: Mapping[str, Sequence[int]]) -> None:
+        """Add a phase."""
+        self._phases[phase] = tokens
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps(self._phases), encoding="utf-8")
+        part.replace(self._path)
 
 
 def work(spec: Spec, rank: int, report: Reports) -> None:
@@ -48,11 +63,10 @@ def work(spec: Spec, rank: int, report: Reports) -> None:
     )
     wait_for_turn(rank, spec.row)
     engine.any_rank(False)  # The other rank waits here for the first's turn.
-    phases = Phases(spec, rank, engine, report)
+    phases = Phases(spec, rank, engine, report, Kept(Path(spec.out_dir) / f"tokens{rank}.json"))
     if spec.wedge:
         phases.until_stopped()
-    kept = phases.run()
-    (Path(spec.out_dir) / f"tokens{rank}.json").write_text(json.dumps(kept), encoding="utf-8")
+    phases.run()
     report({"done": True, "memory_gb": engine.ask("bench_memory")})
     engine.any_rank(False)  # No rank ends while another still needs it.
 

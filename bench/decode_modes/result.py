@@ -16,15 +16,13 @@ PhaseTokens = dict[str, dict[str, list[int]]]
 
 
 def tokens_of(out_dir: Path) -> PhaseTokens:
-    """First tokens of all ranks' sequences, by phase; empty if a rank did not come to its end."""
-    merged: PhaseTokens = {}
-    for rank in range(RANKS):
-        path = out_dir / f"tokens{rank}.json"
-        if not path.exists():
-            return {}
-        for phase, tokens in json.loads(path.read_text(encoding="utf-8")).items():
-            merged.setdefault(phase, {}).update(tokens)
-    return merged
+    """First tokens of all ranks' sequences, by phase, of those that every rank came through."""
+    paths = [out_dir / f"tokens{rank}.json" for rank in range(RANKS)]
+    if not all(path.exists() for path in paths):
+        return {}
+    ranks: list[PhaseTokens] = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    through = [phase for phase in ranks[0] if all(phase in one for one in ranks)]
+    return {phase: dict(pair for one in ranks for pair in one[phase].items()) for phase in through}
 
 
 def row_result(
