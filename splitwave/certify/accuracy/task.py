@@ -74,7 +74,7 @@ def few_shot(count: int, seed: int) -> Task:
 
 
 GSM8K_SHOTS = 3
-"""So few that prompt and answer fit into the 1,024 tokens that engines take unless told otherwise."""
+"""So few that prompt and answer fit into the 1,024 tokens that engines take by default."""
 _NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
 
 
