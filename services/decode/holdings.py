@@ -83,13 +83,14 @@ class Holdings:
 
     def leave(self, attempt: Attempt) -> None:
         """Take it from the engine if it is there, and let go of all that it holds."""
-        if self.engaged.pop(attempt.engine_id, None) is not None:
+        aborted = self.engaged.pop(attempt.engine_id, None) is not None
+        if aborted:
             self.outbox.put(self._engine.abort, attempt.engine_id)
             if not attempt.heard:
                 until_s = self._now_s() + self._abort_wait_s
                 self._leaving[attempt.engine_id] = (attempt, until_s)
                 return
-        self._room.free(attempt.engine_id)
+        self._room.free(attempt.engine_id, aborted=aborted)
         self.release(attempt)
 
     def pull_ended(self, engine_id: str) -> None:

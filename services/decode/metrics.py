@@ -19,6 +19,25 @@ SEATS_HELD = gauge("splitwave_decode_seats_held", "Seats in which an attempt sit
 BLOCKS_MAX = gauge("splitwave_decode_blocks_max", "KV blocks of a rank.", "rank")
 BLOCKS_USED = gauge("splitwave_decode_blocks_used", "KV blocks granted or held.", "rank")
 BLOCKS_HELD = gauge("splitwave_decode_blocks_held", "KV blocks that attempts hold.", "rank")
+SEATS_BEYOND = gauge(
+    "splitwave_decode_seats_unaccounted",
+    "Requests that a rank reports beyond the attempts that sit on it; no room is given for them.",
+    "rank",
+)
+BLOCKS_BEYOND = gauge(
+    "splitwave_decode_blocks_unaccounted",
+    "KV blocks that a rank reports beyond those held: generations longer than their reserve.",
+    "rank",
+)
+SEATS_MISSING = gauge(
+    "splitwave_decode_seats_missing",
+    "Attempts that sit on a rank and that it does not report; their stall limit ends them.",
+    "rank",
+)
+CORRECTIONS = counter(
+    "splitwave_decode_room_corrections",
+    "Times that a rank reported to hold more, beyond the worker's account, than before.",
+)
 ASKS_WAITING = gauge("splitwave_decode_asks_waiting", "Asks for room that wait.")
 SESSIONS = gauge("splitwave_decode_sessions", "Sessions that are kept, connected or not.")
 SESSIONS_OPENED = counter("splitwave_decode_sessions_opened", "Sessions that began.")
@@ -48,7 +67,8 @@ RELEASES_FAILED = counter(
 DRAINING = gauge("splitwave_decode_draining", "1 once the worker takes no new work, else 0.")
 
 FAMILIES = (
-    SEATS_MAX, SEATS_USED, SEATS_HELD, BLOCKS_MAX, BLOCKS_USED, BLOCKS_HELD, ASKS_WAITING,
+    SEATS_MAX, SEATS_USED, SEATS_HELD, BLOCKS_MAX, BLOCKS_USED, BLOCKS_HELD,
+    SEATS_BEYOND, BLOCKS_BEYOND, SEATS_MISSING, CORRECTIONS, ASKS_WAITING,
     SESSIONS, SESSIONS_OPENED, SESSIONS_REATTACHED, ATTEMPTS, ATTEMPTS_ENDED, FRAMES, TOKENS,
     FENCES, HANDOFF_S, RELEASES_FAILED, DRAINING,
 )  # fmt: skip
@@ -83,6 +103,10 @@ def _room_families(room: Room) -> Iterator[Metric]:
     yield BLOCKS_MAX.by_rank([table.blocks_per_rank] * table.ranks)
     yield BLOCKS_USED.by_rank(table.blocks_used)
     yield BLOCKS_HELD.by_rank(table.blocks_held)
+    yield SEATS_BEYOND.by_rank([seats for seats, _ in table.unaccounted])
+    yield BLOCKS_BEYOND.by_rank([blocks for _, blocks in table.unaccounted])
+    yield SEATS_MISSING.by_rank(room.reports.missing)
+    yield CORRECTIONS.of(room.reports.corrections)
     yield ASKS_WAITING.of(room.load().asks_waiting)
     yield DRAINING.of(room.draining)
 

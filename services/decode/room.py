@@ -1,12 +1,14 @@
 """Grants: the desk's decisions, told to the sessions they are for."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from services.decode.session import Session
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.grant import Ask, AskRefused, Grant, GrantDesk, GrantTable, Seat
+from splitwave.core.grant_reports import GrantReports, RankLoad
 from splitwave.core.session import (
     AskGrant,
     CancelAsk,
@@ -16,6 +18,8 @@ from splitwave.core.session import (
     ReturnGrants,
     TakeGrant,
 )
+
+log = logging.getLogger(__name__)
 
 TTL_TOLD = 0.75
 """Share of a grant's life that its router is told, so that none is spent after its end."""
@@ -36,6 +40,8 @@ class Room:
         self, desk: GrantDesk, sessions: Mapping[str, Session], clock: Callable[[], float]
     ) -> None:
         self._desk = desk
+        self.reports = GrantReports(desk.table)
+        """What the ranks say of it."""
         self._sessions = sessions
         self._now_s = clock
         self._due = False
@@ -103,12 +109,31 @@ class Room:
     def spend(self, session: Session, grant_id: str, engine_id: str) -> Seat | None:
         """Seat an attempt; None if its grant is not live."""
         self.changed()
-        return self.table.spend(session.session_id, grant_id, engine_id)
+        seat = self.table.spend(session.session_id, grant_id, engine_id)
+        if seat is not None:
+            self.reports.seated(seat, self._now_s())
+        return seat
 
-    def free(self, engine_id: str) -> None:
-        """An attempt's seat and blocks come back. Repeats change nothing."""
-        if self._desk.freed(engine_id, self._now_s()):
+    def free(self, engine_id: str, *, aborted: bool = False) -> None:
+        """An attempt's seat and blocks come back. Repeats change nothing.
+
+        `aborted`: the engine is only told to end it, and may count it for a while.
+        """
+        now_s, seat = self._now_s(), self.table.seat(engine_id)
+        if seat is not None and self._desk.freed(engine_id, now_s):
+            self.reports.freed(seat, now_s, aborted=aborted)
             self.changed()
+
+    def heard(self, loads: Iterable[RankLoad]) -> None:
+        """Correct the account by what the ranks say that they hold."""
+        changes = [self.reports.on_load(load) for load in loads]
+        if any(changes):
+            self.changed()
+            reports = self.reports
+            log.debug(
+                "the ranks hold more or less beyond the account than before",
+                extra={"beyond": list(self.table.unaccounted), "corrections": reports.corrections},
+            )
 
     def drain(self) -> None:
         """Give no more room, and say so."""

@@ -209,6 +209,7 @@ class DecodeWorker:
         self.decoding.sweep(self._sessions())
         self.holdings.sweep()
         self.sessions.sweep()
+        self.room.heard(self._engine.loads())
         self.room.settle()
         self.room.tell_load()
         self._check_now_and_then()

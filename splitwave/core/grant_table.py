@@ -50,7 +50,7 @@ class GrantTable:
       G3  both are the sums over live grants and seated attempts
       G4  the indexes by session say what the grants say
       G5  every live grant has a time at which it falls due
-      G6  the loads to choose by say what the counts say
+      G6  the loads to choose by say what the counts say, and what was corrected
     """
 
     def __init__(self, *, ranks: int, seats_per_rank: int, blocks_per_rank: int) -> None:
@@ -64,13 +64,15 @@ class GrantTable:
         self.blocks_used = [0] * ranks
         self.seats_held = [0] * ranks
         """Those of `seats_used` in which an attempt sits."""
+        self.blocks_held = [0] * ranks
+        """Those of `blocks_used` that attempts hold."""
         # (seats, blocks) of each rank as one number, so that `min` finds the least at once.
         self._load_used = [0] * ranks
         self._load_held = [0] * ranks
-        self.seats_free = ranks * seats_per_rank
-        """Seats neither granted nor held, over all ranks."""
-        self.blocks_free = ranks * blocks_per_rank
-        """Blocks neither granted nor held, over all ranks."""
+        self._seats_free = ranks * seats_per_rank
+        self._blocks_free = ranks * blocks_per_rank
+        self.unaccounted = [(0, 0)] * ranks
+        """Seats and blocks of each rank that it says are taken, beyond this account."""
         self._grants: dict[str, Grant] = {}
         self._by_session: dict[str, dict[str, None]] = {}  # Ordered sets of grant ids.
         self._floats: dict[str, int] = {}
@@ -79,9 +81,14 @@ class GrantTable:
         self._ids = itertools.count(1)
 
     @property
-    def blocks_held(self) -> list[int]:
-        """Those of `blocks_used` that attempts hold, by rank."""
-        return [load % _SEAT for load in self._load_held]
+    def seats_free(self) -> int:
+        """Seats neither granted nor held, over all ranks."""
+        return max(0, self._seats_free - sum([seats for seats, _ in self.unaccounted]))
+
+    @property
+    def blocks_free(self) -> int:
+        """Blocks neither granted nor held, over all ranks."""
+        return max(0, self._blocks_free - sum([blocks for _, blocks in self.unaccounted]))
 
     def floats(self) -> dict[str, int]:
         """Live grants that were pushed unasked and not yet taken, by session."""
@@ -162,13 +169,26 @@ class GrantTable:
             return None
         self._drop(grant)
         rank = self._least(self._load_held, grant.blocks)
-        assert rank is not None  # The grant's own rank has room for it.
-        if self.seats_held[rank] == self.seats_held[grant.rank]:
-            rank = grant.rank
+        if rank is None or self.seats_held[rank] == self.seats_held[grant.rank]:
+            rank = grant.rank  # It has room, unless that was corrected: what is granted, is.
         seat = self._seated[attempt_id] = Seat(rank, grant.blocks)
         self._move(rank, 1, grant.blocks)
-        self._hold(rank, 1)
+        self._hold(rank, 1, grant.blocks)
         return seat
+
+    def correct(self, rank: int, seats: int, blocks: int) -> None:
+        """A rank holds so much beyond this account: nothing is granted in that room."""
+        assert seats >= 0
+        assert blocks >= 0
+        was_seats, was_blocks = self.unaccounted[rank]
+        more = (seats - was_seats) * _SEAT + blocks - was_blocks
+        self.unaccounted[rank] = (seats, blocks)
+        self._load_used[rank] += more
+        self._load_held[rank] += more
+
+    def seat(self, attempt_id: str) -> Seat | None:
+        """Where an attempt sits, if it does."""
+        return self._seated.get(attempt_id)
 
     def is_seated(self, attempt_id: str) -> bool:
         """True while an attempt holds a seat."""
@@ -180,7 +200,7 @@ class GrantTable:
         if seat is None:
             return False
         self._move(seat.rank, -1, -seat.blocks)
-        self._hold(seat.rank, -1)
+        self._hold(seat.rank, -1, -seat.blocks)
         return True
 
     def end_session(self, session_id: str) -> int:
@@ -206,9 +226,10 @@ class GrantTable:
         return min(fit, key=load.__getitem__, default=None)
 
     def _has_room(self, rank: int, blocks: int) -> bool:
+        more_seats, more_blocks = self.unaccounted[rank]
         return (
-            self.seats_used[rank] < self.seats_per_rank
-            and self.blocks_used[rank] + blocks <= self.blocks_per_rank
+            self.seats_used[rank] + more_seats < self.seats_per_rank
+            and self.blocks_used[rank] + more_blocks + blocks <= self.blocks_per_rank
         )
 
     def _owned(self, session_id: str, grant_id: str) -> Grant | None:
@@ -241,34 +262,38 @@ class GrantTable:
     def _move(self, rank: int, seats: int, blocks: int) -> None:
         self.seats_used[rank] += seats
         self.blocks_used[rank] += blocks
-        self.seats_free -= seats
-        self.blocks_free -= blocks
+        self._seats_free -= seats
+        self._blocks_free -= blocks
         self._load_used[rank] += seats * _SEAT + blocks
         self._load_held[rank] += blocks
 
-    def _hold(self, rank: int, seats: int) -> None:
+    def _hold(self, rank: int, seats: int, blocks: int) -> None:
         self.seats_held[rank] += seats
+        self.blocks_held[rank] += blocks
         self._load_held[rank] += seats * _SEAT
 
     def check(self) -> None:
         """Assert the invariants. Cheap enough to call after every change in tests."""
         grants = self._grants.values()
         seats, blocks = self._claims(grants, self._seated.values())
-        held, _ = self._claims((), self._seated.values())
+        held, held_blocks = self._claims((), self._seated.values())
         for rank in range(self.ranks):
             assert 0 <= self.seats_used[rank] <= self.seats_per_rank, "G1"
             assert 0 <= self.blocks_used[rank] <= self.blocks_per_rank, "G2"
         assert self.seats_used == seats, "G3"
         assert self.blocks_used == blocks, "G3"
         assert self.seats_held == held, "G3"
-        assert self.seats_free == self.ranks * self.seats_per_rank - sum(seats), "G3"
-        assert self.blocks_free == self.ranks * self.blocks_per_rank - sum(blocks), "G3"
+        assert self.blocks_held == held_blocks, "G3"
+        assert self._seats_free == self.ranks * self.seats_per_rank - sum(seats), "G3"
+        assert self._blocks_free == self.ranks * self.blocks_per_rank - sum(blocks), "G3"
         assert self._floats == Counter(g.session_id for g in grants if g.floats), "G4"
         by_session = {s: set(ids) for s, ids in self._by_session.items()}
         assert by_session == _by_session(grants), "G4"
         assert len(self._due) == len(grants), "G5"
-        assert self._load_used == [s * _SEAT + b for s, b in zip(seats, blocks, strict=True)], "G6"
-        assert self._load_held == [h * _SEAT + b for h, b in zip(held, blocks, strict=True)], "G6"
+        for rank, (more_seats, more_blocks) in enumerate(self.unaccounted):
+            used = (seats[rank] + more_seats) * _SEAT + blocks[rank] + more_blocks
+            sits = (held[rank] + more_seats) * _SEAT + blocks[rank] + more_blocks
+            assert (self._load_used[rank], self._load_held[rank]) == (used, sits), "G6"
 
     def _claims(
         self, grants: Iterable[Grant], seated: Iterable[Seat]

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from splitwave.core.grant_reports import RankLoad
 from splitwave.core.wave_message import RankReport, RankWork, StartWave
 
 WAKE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -101,6 +102,19 @@ class WaveRecord:
     def loads(self) -> list[tuple[int, int]]:
         """Requests that wait and that run on each rank, by its own word."""
         return [(r.waiting, r.running) if r else (0, 0) for r in self._reports]
+
+    def rank_loads(self, blocks_per_rank: int) -> list[RankLoad]:
+        """What each rank holds, by its own word."""
+        return [
+            RankLoad(
+                rank=report.rank,
+                requests=report.waiting + report.running,
+                blocks=round(report.kv_usage * blocks_per_rank),
+                said_s=heard_at_s,
+            )
+            for report, heard_at_s in zip(self._reports, self.heard_at_s, strict=True)
+            if report is not None and heard_at_s is not None
+        ]
 
     def work(self) -> list[RankWork]:
         """What each rank has computed, by its own word."""

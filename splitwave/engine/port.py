@@ -12,6 +12,7 @@ from typing import Protocol
 
 from splitwave.core.errors import Reason
 from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
+from splitwave.core.grant_reports import RankLoad
 from splitwave.core.mode_guard import StepViolation
 from splitwave.core.strict_json import Scalar
 from splitwave.core.wave_record import WaveStatus
@@ -193,6 +194,9 @@ class Engine(Protocol):
     async def fingerprint_facts(self) -> Sequence[Mapping[str, Scalar]]:
         """What decides how each rank's steps run, read in its own running process, one entry a
         rank: names and sections as `splitwave.core.fingerprint` has them, weights left out."""
+
+    def loads(self) -> Sequence[RankLoad]:
+        """What each rank last said that it holds; of those that have said anything."""
 
     def waves(self) -> WaveStatus | None:
         """The waves of its ranks, now; None if nobody coordinates them."""

@@ -6,6 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+from splitwave.core.grant_reports import RankLoad
 from splitwave.core.handoff import LeaseEnd
 from splitwave.core.strict_json import Scalar
 from splitwave.core.wave_record import WaveStatus
@@ -128,6 +129,19 @@ class SimEngine:
             self._raise_if_over()
             self._arrived.clear()
             await self._arrived.wait()
+
+    def loads(self) -> Sequence[RankLoad]:
+        """What each rank holds now."""
+        now_s = self._now_s()
+        return [
+            RankLoad(
+                rank=rank.rank,
+                requests=len(rank.requests),
+                blocks=rank.counters().blocks_used,
+                said_s=now_s,
+            )
+            for rank in self._ranks
+        ]
 
     def waves(self) -> WaveStatus | None:
         """None: simulated ranks step together without a coordinator."""

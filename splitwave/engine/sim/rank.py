@@ -51,7 +51,7 @@ class SimRank:
         self._model = model_of(settings)
         self._pool = BlockPool(settings.blocks_per_rank)
         self._held = HeldTable(settings.lease_ttl_s * settings.time_scale)
-        self._requests: dict[str, Sequence] = {}
+        self.requests: dict[str, Sequence] = {}  # Live ones, by id.
         self._waiting: list[Sequence] = []  # A heap; the aborted leave it when they come up.
         self._waiting_count = 0
         self._pulling: list[Sequence] = []
@@ -86,7 +86,7 @@ class SimRank:
     def submit(self, request: EngineRequest, now_s: float) -> StepOutputs | None:
         """Queue a request; a refusal comes back as a batch of its own."""
         request_id = request.engine_request_id
-        assert request_id not in self._requests, f"{request_id} runs already"
+        assert request_id not in self.requests, f"{request_id} runs already"
         try:
             sequence = sequence_of(self._settings, self._model, request)
         except Refused as refused:
@@ -95,14 +95,14 @@ class SimRank:
             return self._batch([failed(request_id, refused.reason, refused.message)], now_s)
         self._arrivals += 1
         sequence.arrival = self._arrivals
-        self._requests[request_id] = sequence
+        self.requests[request_id] = sequence
         heapq.heappush(self._waiting, sequence)
         self._waiting_count += 1
         return None
 
     def abort(self, request_id: str) -> bool:
         """Stop a request without an output; False if it is unknown."""
-        sequence = self._requests.pop(request_id, None)
+        sequence = self.requests.pop(request_id, None)
         if sequence is None:
             return False
         sequence.aborted = True
@@ -175,7 +175,7 @@ class SimRank:
             if output.finish is not None:
                 finished = True
                 self._free(sequence)
-                del self._requests[sequence.request_id]
+                del self.requests[sequence.request_id]
         if finished:
             self._generating = [x for x in self._generating if x.phase is Phase.GENERATING]
         if step.chunks:
@@ -241,7 +241,7 @@ class SimRank:
     def _fail(self, sequence: Sequence, reason: Reason, message: str) -> None:
         self._free(sequence)
         if not sequence.aborted:
-            del self._requests[sequence.request_id]
+            del self.requests[sequence.request_id]
             self._ended.append(failed(sequence.request_id, reason, message))
 
     def _drop_aborted(self) -> None:
@@ -372,7 +372,7 @@ class SimRank:
         if sequence.hold and output.finish is FinishReason.LENGTH:
             output.held = self._hold(sequence, prompt_state, now_s)
         self._free(sequence)
-        del self._requests[sequence.request_id]
+        del self.requests[sequence.request_id]
         return output
 
     def _hold(self, sequence: Sequence, state: int, now_s: float) -> Held | None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any  # vLLM's client and outputs are untyped here
 
 from splitwave.core.errors import Reason
+from splitwave.core.grant_reports import RankLoad
 from splitwave.core.mode_guard import StepViolation
 from splitwave.core.strict_json import Scalar
 from splitwave.core.wave_record import WaveStatus
@@ -284,6 +285,13 @@ class VllmEngine:
             self._call_all("splitwave_fingerprint"), self.died
         )
         return facts
+
+    def loads(self) -> Sequence[RankLoad]:
+        """What each rank last said that it holds; none without a wave coordinator."""
+        coordinator = self._processes.coordinator
+        if coordinator is None:
+            return ()
+        return coordinator.record.rank_loads(self._description.blocks_per_rank)
 
     def waves(self) -> WaveStatus | None:
         """The waves of its ranks; None if they do not step together."""
