@@ -45,6 +45,7 @@ LIMITS_S = {
 APART = ("wave_sim",)
 """Parts that take hours: run by their name only."""
 SAY_EVERY_S = 15.0
+KILLED_S = 5.0
 STOP_S = 60.0
 """How long a part that is stopped may take to end what it started."""
 
@@ -130,6 +131,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     for survivor in alive:
         survivor.kill()
     process.wait()
+    psutil.wait_procs(alive, timeout=KILLED_S)  # The next part shall not share the machine.
 
 
 def _ended(code: int | None) -> str:
