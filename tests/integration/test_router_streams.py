@@ -278,7 +278,7 @@ async def test_more_choices_than_the_pool_ever_holds_are_refused_at_once(model: 
 
     assert (response.status, refused["param"]) == (200, "n")
     assert "the 6 for which" in refused["message"]
-    assert took_s < 1.0
+    assert took_s < 10.0, "a turn for room takes 30 s"
     assert stack.door.admitted == 2, "it was not let in"
 
 

@@ -155,8 +155,11 @@ class Stack:
         return heard
 
 
-async def eventually(holds: Callable[[], bool], within_s: float = 5.0) -> None:
-    """Wait until something holds in one of the workers; it must within the time."""
+async def eventually(holds: Callable[[], bool], within_s: float = 15.0) -> None:
+    """Wait until something holds in one of the workers; it must within the time.
+
+    That is long, since it bounds failures only and a machine may be shared.
+    """
     until_s = asyncio.get_running_loop().time() + within_s
     for _ in range(10_000):
         if holds():
