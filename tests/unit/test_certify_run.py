@@ -3,17 +3,26 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any  # JSON
 
 import pytest
 
 from splitwave.certify.battery import svg
-from splitwave.certify.battery.bench import Subject
+from splitwave.certify.battery.bench import Bench, Subject
 from splitwave.certify.battery.campaign import CHECKS, Order, Trial, finish
 from splitwave.certify.battery.report import page
-from splitwave.certify.battery.run import Result, State, Work, outcome, result_of, subject_digest
+from splitwave.certify.battery.run import (
+    Result,
+    State,
+    Work,
+    outcome,
+    result_of,
+    run_checks,
+    subject_digest,
+)
 from splitwave.certify.battery.scale import Scale
-from splitwave.certify.battery.verdict import Problem, Verdict
+from splitwave.certify.battery.verdict import CheckBroken, Problem, Verdict
 from splitwave.certify.keys import SigningKey, TrustStore
 from splitwave.certify.store import read_file
 from splitwave.core.certificate import authenticate
@@ -169,3 +178,77 @@ def test_a_plot_has_gaps_where_nothing_was_measured() -> None:
 
     assert drawn.count("<polyline") == 2
     assert svg.plot("t", "x", "y", []).startswith("<p>")
+
+
+class Target:
+    """A group that has run ten steps more whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    async def steps_run(self) -> int:
+        self.steps += 10
+        return self.steps
+
+
+class CountingCheck:
+    """A check that counts how often it ran, and can break off."""
+
+    broken = "something"
+    shows = ("wrong",)
+
+    def __init__(self, name: Name, *, breaks_off: bool = False) -> None:
+        self.name = name
+        self.breaks_off = breaks_off
+        self.ran = 0
+
+    async def observe(self, bench: Bench) -> dict[str, Any]:
+        if self.breaks_off:
+            raise CheckBroken("the group has ended")
+        self.ran += 1
+        return {"good": True}
+
+    async def observe_broken(self, bench: Bench) -> dict[str, Any]:
+        return {"good": False}
+
+    def judge(self, seen: dict[str, Any], subject: Subject, scale: Scale) -> Verdict:
+        verdict = Verdict()
+        verdict.require(seen["good"], "wrong", "it is wrong")
+        return verdict
+
+
+async def quiet() -> None:
+    return
+
+
+def bench() -> Bench:
+    rig: Any = SimpleNamespace(target=Target(), quiet=quiet)
+    return Bench(subject=SMOKE, scale=SCALE, rig=rig)
+
+
+async def test_a_battery_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    state, said = State(tmp_path, "digest"), list[str]()
+    first, second = CountingCheck(Name.ORACLE), CountingCheck(Name.SOAK, breaks_off=True)
+    with pytest.raises(CheckBroken):
+        await run_checks([first, second], bench(), state, said.append)
+
+    second.breaks_off = False
+    results = await run_checks([first, second], bench(), state, said.append)
+
+    assert (first.ran, second.ran) == (1, 1)
+    assert [found.evidence.replays for found in results] == [10, 10]
+    assert all(found.evidence.control is not None for found in results)
+    assert any("done before" in words for words in said)
+
+
+async def test_a_control_that_is_switched_off_is_run_by_nobody_and_found_missing(
+    tmp_path: Path,
+) -> None:
+    check = CountingCheck(Name.ORACLE)
+    check.observe_broken = check.observe  # type: ignore[method-assign]  # nothing is broken
+
+    found = (await run_checks([check], bench(), State(tmp_path, "d"), print))[0]
+
+    assert found.evidence.passed
+    assert found.evidence.control is not None
+    assert not found.evidence.control.was_caught

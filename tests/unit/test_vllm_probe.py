@@ -12,7 +12,7 @@ from splitwave.engine.vllm import misrouting, steps
 from splitwave.engine.vllm.probe import calls
 from splitwave.engine.vllm.probe.breaks import OF_THE_SCHEDULER, Break
 from splitwave.engine.vllm.probe.scheduling import CoreProbe, Walk
-from splitwave.engine.vllm.probe.working import ODD_KIND, WorkerProbe
+from splitwave.engine.vllm.probe.working import ODD_KIND, StepLog, WorkerProbe
 
 
 class Scheduler:
@@ -147,6 +147,16 @@ def test_each_step_with_tokens_is_logged_from_the_number_that_is_asked_for() -> 
 
     assert [(number, tokens) for number, tokens, _, _ in probe.rows(0)] == [(1, 3), (2, 5)]
     assert [number for number, *_ in probe.rows(1)] == [2]
+
+
+def test_a_full_log_keeps_the_latest_steps_and_grows_no_more() -> None:
+    log = StepLog(rows_max=4)
+    for number in range(1, 8):
+        log.add(10 * number, 0.5, float(number))
+
+    assert log.rows(0) == [(n, 10 * n, 0.5, float(n)) for n in (4, 5, 6, 7)]
+    assert log.rows(6) == [(7, 70, 0.5, 7.0)]
+    assert log.rows(7) == []
 
 
 def test_weights_are_wrong_at_one_size_alone_and_right_afterwards() -> None:

@@ -2,16 +2,17 @@
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any  # vLLM's worker, model and outputs are untyped here
 
+import numpy as np
 import psutil
 
 from splitwave.engine.vllm import steps
 from splitwave.engine.vllm.probe.breaks import Break
 
-ROWS_MAX = 200_000
+ROWS_MAX = 2**19
+"""Steps that the log keeps, the latest: an hour and a half at 100 a second."""
 WRONG_BY = 1.02
 ODD_KIND = "piecewise"
 """A kind that vLLM has and no mode names."""
@@ -23,13 +24,47 @@ Row = tuple[int, int, float, float]
 """Number of the step, tokens computed for requests, CPU seconds, when it ended (monotonic)."""
 
 
+class StepLog:
+    """The latest steps of a worker.
+
+    Its memory is taken at once: what a soak looks for in a process is growth, and must not be it.
+    """
+
+    def __init__(self, rows_max: int = ROWS_MAX) -> None:
+        self.number = 0
+        """Of the latest step, from 1."""
+        self._rows_max = rows_max
+        self._tokens = np.full(rows_max, -1, np.int32)
+        self._seconds = np.full((rows_max, 2), -1.0, np.float64)
+
+    def add(self, tokens: int, cpu_s: float, ended_at_s: float) -> None:
+        """Add a step, in place of the oldest if the log is full."""
+        place = self.number % self._rows_max
+        self._tokens[place] = tokens
+        self._seconds[place] = (cpu_s, ended_at_s)
+        self.number += 1
+
+    def rows(self, since: int) -> list[Row]:
+        """Steps with a number above `since` that are still there, in order."""
+        first = max(since, self.number - self._rows_max, 0)
+        places = np.arange(first, self.number) % self._rows_max
+        return [
+            (number, tokens, cpu_s, ended_at_s)
+            for number, tokens, (cpu_s, ended_at_s) in zip(
+                range(first + 1, self.number + 1),
+                self._tokens[places].tolist(),
+                self._seconds[places].tolist(),
+                strict=True,
+            )
+        ]
+
+
 class WorkerProbe:
     """Wraps one worker's step, on the object itself; the class stays as it is."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
-        self._rows: deque[Row] = deque(maxlen=ROWS_MAX)
-        self._number = 0
+        self._log = StepLog()
         self._tokens = 0
         self._began_cpu_s: float | None = None
         self._before: dict[Break, Callable[[int], None]] = {}
@@ -42,7 +77,7 @@ class WorkerProbe:
 
     def rows(self, since: int) -> list[Row]:
         """Steps with a number above `since`, in order."""
-        return [row for row in self._rows if row[0] > since]
+        return self._log.rows(since)
 
     def start_break(self, what: Break, argument: float) -> None:
         """Break something from the next step on."""
@@ -83,8 +118,7 @@ class WorkerProbe:
             for hook in self._after.values():
                 hook(time.process_time() - self._began_cpu_s)
             cpu_s = time.process_time() - self._began_cpu_s
-            self._number += 1
-            self._rows.append((self._number, self._tokens, cpu_s, time.monotonic()))
+            self._log.add(self._tokens, cpu_s, time.monotonic())
         self._began_cpu_s = None
         return result
 
@@ -125,8 +159,8 @@ class WorkerProbe:
         def poison() -> None:
             first = self._tokens - 1 if reaches else self._tokens
             ids, positions = buffers()
-            ids[first:] = (7919 * (self._number + 1)) % vocabulary
-            positions[..., first:] = 1 + self._number % 16
+            ids[first:] = (7919 * (self._log.number + 1)) % vocabulary
+            positions[..., first:] = 1 + self._log.number % 16
 
         def poisoned(*args: Any, **given: Any) -> Any:
             if name == _FIRST_RUNNER:
