@@ -194,7 +194,7 @@ class FrontDoor:
 
         Begun by whoever takes the call, so that a call which is refused has its trace too.
         """
-        if not _is_id(request_id):
+        if not tracing.within() and not _is_id(request_id):
             request_id = self._new_id()
         origin = tracing.Origin(self.settings.model, request_id, headers)
         return tracing.request(self.traces, operation, origin)

@@ -221,7 +221,9 @@ class Rooms:
 
     def changed(self) -> None:
         """Floats or loads changed: serve who waits, in order."""
-        for waiter in list(self._waiters) if self._has_float() else ():
+        for waiter in list(self._waiters):
+            if not self._has_float():
+                break
             room = None if waiter.done.done() else self._from_float(waiter.need)
             if room is not None:
                 self._withdraw(waiter)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import logging
 import random
@@ -32,6 +33,8 @@ from splitwave.text import ModelDirectoryError, Tokenizer
 
 log = logging.getLogger(__name__)
 
+GC_ALLOCATIONS = 20_000
+"""New objects after which cycles are looked for."""
 SILENCE_MARGIN_S = 5.0
 """How much longer than a stall a worker may be silent: it ends what stalls, and says so."""
 
@@ -52,6 +55,10 @@ async def _run(config: RouterConfig, stop: asyncio.Event) -> int:
     except ModelDirectoryError as error:
         raise BadSetting("model_path", str(error)) from error
     door = make_door(config, tokenizer)
+    # What is there now stays; a request makes a thousand objects, and hardly a cycle among them.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS, 20, 20)
     async with tracing(config, door.settings.router_id) as door.traces:
         return await serve(RouterProgram(door, config, further_services(config)), config, stop)
 

@@ -132,7 +132,8 @@ def request(traces: Tracing, operation: Operation, origin: Origin) -> Iterator[R
         name = f"{operation.name} {origin.model}"
         root = traces.start(name, parent, _about(operation, origin), SpanKind.SERVER)
     made = RequestTrace(traces, root)
-    attached = context.attach(trace.set_span_in_context(root, parent))
+    named = root.get_span_context().is_valid  # By us, or by a client that we only pass on.
+    attached = context.attach(trace.set_span_in_context(root, parent)) if named else None
     entered = _REQUEST.set(made)
     with logs.scope(trace_id=trace_id_of(traceparent_of(root))):
         try:
@@ -143,7 +144,8 @@ def request(traces: Tracing, operation: Operation, origin: Origin) -> Iterator[R
             raise
         finally:
             _REQUEST.reset(entered)
-            context.detach(attached)
+            if attached is not None:
+                context.detach(attached)
             made.close()
 
 
@@ -155,6 +157,11 @@ def _about(operation: Operation, origin: Origin) -> Attributes:
         "gen_ai.request.model": origin.model,
         "gen_ai.response.model": origin.model,
     }
+
+
+def within() -> bool:
+    """True if a request is being served here."""
+    return _REQUEST.get() is not None
 
 
 def current() -> RequestTrace:

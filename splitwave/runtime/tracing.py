@@ -234,7 +234,7 @@ def span_context(traceparent: str) -> SpanContext | None:
 
 def parent_of(headers: Mapping[str, str]) -> Context:
     """The context that traceparent and tracestate of a client bring; without, an empty one."""
-    return _PROPAGATOR.extract(headers, Context())
+    return _PROPAGATOR.extract(headers, Context()) if "traceparent" in headers else Context()
 
 
 def traceparent_of(span: Span) -> str:

@@ -9,11 +9,16 @@ def duration_to_proto(seconds: float) -> Duration:
     """Seconds, to the nanosecond. They must be finite."""
     assert math.isfinite(seconds)
     whole = math.floor(seconds)
-    duration = Duration()
-    duration.FromNanoseconds(whole * 1_000_000_000 + round((seconds - whole) * 1e9))
-    return duration
+    if whole < 0:
+        duration = Duration()
+        duration.FromNanoseconds(whole * 1_000_000_000 + round((seconds - whole) * 1e9))
+        return duration
+    nanos = round((seconds - whole) * 1e9)
+    if nanos == 1_000_000_000:
+        whole, nanos = whole + 1, 0
+    return Duration(seconds=whole, nanos=nanos)
 
 
 def duration_from_proto(duration: Duration) -> float:
     """Seconds; an absent duration is 0.0."""
-    return duration.ToNanoseconds() / 1e9
+    return (duration.seconds * 1_000_000_000 + duration.nanos) / 1e9

@@ -20,7 +20,7 @@ from services.router.front_door import FrontDoor
 from services.router.openai import openapi
 from services.router.openai.answers import DONE, Form, Head, Streamed, Telling, Usage, Whole
 from services.router.openai.connections import Connection, HttpLimits
-from services.router.openai.events import EventStream
+from services.router.openai.events import EventStream, Turn
 from services.router.openai.fields import GenerationBody
 from services.router.openai.orders import OrderBook
 from services.router.openai.schema import (
@@ -53,6 +53,7 @@ class OpenAI:
     def __init__(self, door: FrontDoor, limits: HttpLimits) -> None:
         self._door, self._limits = door, limits
         self._orders = OrderBook(door)
+        self._turn = Turn()
         door.refusals.routes.update(dict.fromkeys(_OPERATIONS))
 
     def app(self) -> web.Application:
@@ -203,7 +204,7 @@ class OpenAI:
             usage_always=body.wants_usage_always,
             every_token=bool(body.return_token_ids),
         )
-        events = EventStream(give_up=lambda: generation.cancel(), request_id=request_id)
+        events = EventStream(lambda: generation.cancel(), request_id, self._turn)
         streamed = Streamed(head, form, telling, usage, events.write)
         generation = asyncio.get_running_loop().create_task(self._door.complete(orders, streamed))
         return await _stream(request, events, streamed, generation)

@@ -1,6 +1,7 @@
 """Bodies of requests, as JSON brings them, and what they ask for."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import msgspec
 
@@ -28,9 +29,9 @@ class CompletionBody(GenerationBody, kw_only=True):
         given = self.prompt
         if isinstance(given, str):
             return [given]
+        if set(map(type, given)) == {int}:  # The usual case, and long.
+            return [cast(list[int], given)]
         ids = [entry for entry in given if isinstance(entry, int)]
-        if ids and len(ids) == len(given):
-            return [ids]
         prompts: list[str | Sequence[int]] = [x for x in given if not isinstance(x, int)]
         if ids or not prompts:
             raise invalid("prompt: empty, or a mixture; give texts, token ids or lists of these")
