@@ -41,7 +41,7 @@ from splitwave.engine.port import EngineRequest
 from splitwave.engine.sim import SimSettings, write_vocabulary
 from splitwave.runtime import tracing_names as names
 from splitwave.runtime.tracing import OFF, Origin, Tracing, Value, traced
-from splitwave.runtime.tracing_check import faults
+from splitwave.runtime.tracing_check import broken_links, faults, of_requests
 from splitwave.runtime.tracing_export import FileExporter
 from splitwave.runtime.tracing_queue import SpanQueue
 from splitwave.text import Tokenizer
@@ -191,15 +191,18 @@ def simulated(requests: int, directory: Path) -> dict[str, object]:
     kept, tokenizer = Kept(), Tokenizer.load(directory)
     began_s = time.process_time()
     wanted = virtual_loop.run(many(tokenizer, kept, requests, 1))
-    spans = list(kept.spans())
+    every = list(kept.spans())
+    spans = of_requests(every)
     return {
         "requests": requests,
         "outcomes": dict(sorted(Counter(wanted.values()).items())),
         "traces": len({span.trace_id for span in spans}),
         "spans": len(spans),
-        "bytes_per_span": round(sum(map(len, kept.lines)) / len(spans)),
+        "wave_segments": len(every) - len(spans),
+        "bytes_per_span": round(sum(map(len, kept.lines)) / len(every)),
         "spans_dropped": sum(traces.dropped for traces in kept.made),
-        "faults": len(faults(spans, wanted)),
+        "faults": len(faults(every, wanted)),
+        "broken_links": len(broken_links(every)),
         "cpu_s": round(time.process_time() - began_s, 1),
     }
 
