@@ -12,8 +12,8 @@ from pathlib import Path
 from bench.decode_modes import environment_facts
 from bench.decode_modes.models import COPY_TB_PER_S, SHAPES, Shape, kv_bytes, write
 from bench.decode_modes.modes import MODES, DecodeMode, engine_arguments, overridden
-from bench.decode_modes.result import brief, compared, row_result, tokens_of
-from bench.decode_modes.rows import Results, Row, fits, reference, seconds_needed, wanted
+from bench.decode_modes.result import brief, row_result, token_facts, tokens_of
+from bench.decode_modes.rows import Results, Row, fits, seconds_needed, wanted
 from bench.decode_modes.spec import Spec
 from bench.decode_modes.tokens import TokenFile
 from bench.decode_modes.tree import started
@@ -116,16 +116,11 @@ class Run:
         ours = tokens_of(Path(spec.out_dir))
         if ours and row.kind == "steps":
             self.tokens.add(row.name, ours)
-            result["equality"] = compared(ours, self.eager(row, ours))
+            result |= token_facts(
+                row.mode, ours, lambda mode: self.tokens.read(Row(row.model, mode).name)
+            )
         self.results.add(row, result)
         self.say(f"{row.name}: {brief(result)}")
-
-    def eager(
-        self, row: Row, ours: dict[str, dict[str, list[int]]]
-    ) -> dict[str, dict[str, list[int]]]:
-        """Tokens of the model's eager row; a row is not compared with itself."""
-        eager = reference(row.mode)
-        return self.tokens.read(Row(row.model, eager).name) if row.mode != eager else {}
 
     def spec(self, row: Row, mode: DecodeMode, shape: Shape) -> Spec:
         """What the row's ranks are told."""

@@ -10,11 +10,11 @@ for failed rows alone, and of a profile the kernels that take the most time.
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any  # results are JSON
 
-from bench.decode_modes.result import compared
-from bench.decode_modes.rows import reference
+from bench.decode_modes.result import PhaseTokens, token_facts
 from bench.decode_modes.tokens import TokenFile
 
 KERNELS_KEPT = 30
@@ -25,7 +25,7 @@ FACTS = ("command", "git_sha", "git_dirty", "python", "cpu", "cores", "gpus", "p
 def merged(parts: Sequence[Path]) -> dict[str, Any]:
     """The result of all parts. ValueError if there is none."""
     rows: dict[str, Any] = {}
-    tokens: dict[str, dict[str, dict[str, list[int]]]] = {}
+    tokens: dict[str, PhaseTokens] = {}
     runs: list[dict[str, Any]] = []
     for path in parts:
         told = json.loads(path.read_text(encoding="utf-8"))
@@ -39,10 +39,13 @@ def merged(parts: Sequence[Path]) -> dict[str, Any]:
     if not runs:
         raise ValueError("nothing to merge")
     for name, row in rows.items():
-        eager = f"{row['model']}/{reference(row['mode'])}"
-        if name in tokens and name != eager:
-            row["equality"] = compared(tokens[name], tokens.get(eager, {}))
+        if name in tokens:
+            row |= token_facts(row["mode"], tokens[name], partial(_of, tokens, row["model"]))
     return {fact: runs[-1].get(fact) for fact in FACTS} | {"runs": runs, "rows": rows}
+
+
+def _of(tokens: Mapping[str, PhaseTokens], model: str, mode: str) -> PhaseTokens:
+    return tokens.get(f"{model}/{mode}", {})
 
 
 def _trimmed(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,19 +92,24 @@ def _floor_line(result: Mapping[str, Any], model: str, size: str) -> str:
 
 
 def others(result: Mapping[str, Any], model: str) -> str:
-    """Ragged batches, what was run, memory and boot."""
+    """Ragged batches, what was run, how tokens compare there, memory and boot."""
     lines = [
-        "| mode | ragged median ms | walk median ms | walk p99 ms | equal in the walk |"
-        " steps by kind | of another kind | weights GB | device GB | boot s |",
-        "| --- | --: | --: | --: | --: | --- | --: | --: | --: | --: |",
+        "| mode | ragged median ms | walk median ms | walk p99 ms | equal in the walk: to eager |"
+        " to `graph_ag` | apart for rounding, a token | steps by kind | of another kind |"
+        " weights GB | torch's peak GB | boot s |",
+        "| --- | --: | --: | --: | --: | --: | --: | --- | --: | --: | --: | --: |",
     ]
     for row in _rows(result, model):
         ragged, walk = row["phases"].get("ragged"), row["phases"].get("walk")
-        memory = (row["boot"] or {}).get("memory_gb", {})
+        memory = (row["memory_gb"][0] or {}) if row["memory_gb"] else {}
+        apart = row.get("across_batches")
         kinds = ", ".join(f"{kind} {count}" for kind, count in _kinds(row).items())
-        cells = [f"`{row['mode']}`", _ms(ragged, "median_ms"), _ms(walk, "median_ms")]
-        cells += [_ms(walk, "p99_ms"), _equal(row, "walk")[0], kinds]
-        cells += [str(row["steps_of_another_kind"]), _gb(memory, "weights"), _gb(memory, "device")]
+        cells = [f"`{row['mode']}`", _ms(ragged, "median_ms"), _quiet_ms(walk)]
+        cells += [_ms(walk, "p99_ms"), _equal(row, "walk")[0]]
+        cells += [_equal(row, "walk", "equality_to_peer")[0]]
+        cells += ["" if apart is None else f"{apart['differences_a_token']:.3f}", kinds]
+        cells += [str(row["steps_of_another_kind"])]
+        cells += [_gb(memory, "weights"), _gb(memory, "allocated_peak")]
         cells.append("" if row["boot_s"] is None else f"{row['boot_s']:.0f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -173,8 +178,8 @@ def _file(model: str) -> str:
     return f"decode_modes_{model}.svg"
 
 
-def _equal(row: Mapping[str, Any], phase: str) -> tuple[str, str]:
-    told = row.get("equality", {}).get(phase)
+def _equal(row: Mapping[str, Any], phase: str, to: str = "equality") -> tuple[str, str]:
+    told = row.get(to, {}).get(phase)
     if told is None or not told["sequences"]:
         return "", ""
     return f"{told['equal']} of {told['sequences']}", f"{told['differences_a_token']:.4f}"
@@ -191,6 +196,16 @@ def _kinds(row: Mapping[str, Any]) -> dict[str, int]:
 
 def _ms(phase: Mapping[str, Any] | None, name: str) -> str:
     return "" if phase is None else f"{phase[name]:.2f}"
+
+
+def _quiet_ms(walk: Mapping[str, Any] | None) -> str:
+    """Of the walk's steps that no request joined in; empty where those were not told apart."""
+    quiet = (
+        []
+        if walk is None
+        else [r["quiet_median_ms"] for r in walk["ranks"] if "quiet_median_ms" in r]
+    )
+    return f"{max(quiet):.2f}" if quiet else ""
 
 
 def _gb(memory: Mapping[str, float], name: str) -> str:

@@ -80,8 +80,11 @@ class Phases:
         before = engine.ask("bench_steps")
         begun_s, begun, ends_s, tokens = time.perf_counter(), engine.iterations, [], 0
         running: list[int] = []
+        joined: list[bool] = []
         while True:
-            engine.add(walk.joining(len(engine.unfinished)))
+            joining = list(walk.joining(len(engine.unfinished)))
+            engine.add(joining)
+            joined.append(bool(joining))
             running.append(len(engine.unfinished))
             tokens += engine.step()
             ends_s.append(time.perf_counter())
@@ -102,6 +105,7 @@ class Phases:
                 "running_max": max(running),
                 "walked_s": walked_s,
                 **figures(intervals_ms(ends_s)),
+                **quiet(intervals_ms(ends_s), joined),
                 "tokens_per_s": tokens / walked_s,
                 **steps_between(before, engine.ask("bench_steps")),
             }
@@ -157,6 +161,20 @@ def figures(times_ms: Sequence[float]) -> dict[str, Any]:
         "p99_ms": ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
         "max_ms": ordered[-1],
     }
+
+
+QUIET_AFTER = 2
+"""Iterations after a joining one that still wait for what it enqueued."""
+
+
+def quiet(times_ms: Sequence[float], joined: Sequence[bool]) -> dict[str, Any]:
+    """Median of the steps well after any request joined. `joined` begins one step before."""
+    kept = [
+        ms
+        for at, ms in enumerate(times_ms, start=1)
+        if not any(joined[max(0, at - QUIET_AFTER) : at + 1])
+    ]
+    return {"quiet_steps": len(kept), "quiet_median_ms": statistics.median(kept)} if kept else {}
 
 
 def steps_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

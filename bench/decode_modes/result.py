@@ -1,12 +1,13 @@
 """From what a row's ranks reported to the row in the results."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any  # results are JSON
 
 from bench.decode_modes.models import Shape, floor, kv_bytes
 from bench.decode_modes.modes import DecodeMode
+from bench.decode_modes.rows import peer, reference
 from bench.decode_modes.spec import Spec
 from bench.decode_modes.tokens import compare, digest_all
 from bench.decode_modes.traffic import PROMPT_TOKENS, RANKS
@@ -106,6 +107,38 @@ def compared(ours: PhaseTokens, eager: PhaseTokens) -> dict[str, Any]:
         for phase, tokens in ours.items()
         if phase in eager
     }
+
+
+def across_batches(ours: PhaseTokens) -> dict[str, Any] | None:
+    """How the same sequences compare in the smallest and the largest batch of one row.
+
+    Kernels round otherwise in another batch, so this is how far tokens part for rounding alone.
+    """
+    sizes = sorted((phase for phase in ours if phase.isdigit()), key=int)
+    if len(sizes) < 2:
+        return None
+    small, large = ({_place(name): ids for name, ids in ours[at].items()} for at in _ends(sizes))
+    return {"batches": [int(size) for size in _ends(sizes)]} | compare(small, large).report()
+
+
+def _ends(sizes: list[str]) -> tuple[str, str]:
+    return sizes[0], sizes[-1]
+
+
+def _place(name: str) -> str:
+    return name.partition("/")[2]
+
+
+def token_facts(
+    mode: str, ours: PhaseTokens, tokens_of_mode: Callable[[str], PhaseTokens]
+) -> dict[str, Any]:
+    """How a row's tokens compare: with the eager row, another graph row, and each other."""
+    facts: dict[str, Any] = {"across_batches": across_batches(ours)}
+    if mode != reference(mode):
+        facts["equality"] = compared(ours, tokens_of_mode(reference(mode)))
+    if (other := peer(mode)) is not None:
+        facts["equality_to_peer"] = compared(ours, tokens_of_mode(other))
+    return facts
 
 
 def brief(row: Mapping[str, Any]) -> str:

@@ -35,6 +35,12 @@ def reference(mode: str) -> str:
     return "cpu_eager" if mode.startswith("cpu_") else "eager_ht"
 
 
+def peer(mode: str) -> str | None:
+    """Another graph mode to compare with: the same padding of batches, another transport."""
+    is_graph = mode.startswith(("graph_", "stock_")) and "compiled" not in mode
+    return "graph_ag" if is_graph and mode != "graph_ag" else None
+
+
 def wanted(
     models: Sequence[str], modes: Sequence[str], only: Sequence[str], kind: str = "steps"
 ) -> list[Row]:

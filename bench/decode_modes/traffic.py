@@ -15,7 +15,10 @@ LENGTHS = (4, 96)
 """Tokens of a request of the walk, from and to."""
 TURN = 24
 """Iterations between two changes of the walk's aim, on average."""
-JOIN_MAX = 16
+JOIN_EVERY = 8
+"""Requests join in every eighth iteration: filling their cache is the benchmark's own cost, and
+the steps between are without it."""
+JOIN_MAX = 64
 """Requests that join in one iteration of the walk."""
 
 
@@ -52,16 +55,17 @@ class Walk:
         self._random = random.Random(f"{seed}/{rank}")  # reproducible, not secret
         self._rank, self._running_max, self._vocabulary = rank, running_max, vocabulary
         self._aim = self._random.randint(1, running_max)
-        self._count = 0
+        self._count = self._iteration = 0
 
     def joining(self, running: int) -> Iterator[Request]:
         """The requests that join in this iteration, with `running` of this rank's unfinished."""
+        self._iteration += 1
         if self._random.random() < 1 / TURN:
             self._aim = self._random.randint(1, self._running_max)
+        if self._iteration % JOIN_EVERY != 1:
+            return
         for _ in range(min(JOIN_MAX, self._aim - running)):
             length = self._random.randint(*LENGTHS)
-            number = RANKS * self._count + self._rank
-            yield Request(
-                f"walk/{self._rank}/{self._count}", prompt(self._vocabulary, number), length
-            )
+            ends_in = prompt(self._vocabulary, RANKS * self._count + self._rank)
+            yield Request(f"walk{JOIN_EVERY}/{self._rank}/{self._count}", ends_in, length)
             self._count += 1

@@ -9,7 +9,7 @@ from bench.decode_modes.models import SHAPES, Shape, config, floor, kv_bytes, wr
 from bench.decode_modes.modes import MODES, capture_sizes, engine_arguments, overridden
 from bench.decode_modes.rows import Results, Row, fits, seconds_needed, wanted
 from bench.decode_modes.tokens import TokenFile, compare, digest_all, first_difference
-from bench.decode_modes.traffic import LENGTHS, Walk, batch, prompt
+from bench.decode_modes.traffic import JOIN_EVERY, LENGTHS, Walk, batch, prompt
 
 QWEN = SHAPES["qwen3_30b_24l"]
 
@@ -136,10 +136,12 @@ def test_a_walk_is_the_same_again_and_another_on_the_other_rank() -> None:
 
 def test_walking_requests_are_as_long_as_they_may_be() -> None:
     walk = Walk(rank=0, running_max=40, vocabulary=512, seed=3)
-    lengths = [one.max_tokens for _ in range(400) for one in walk.joining(0)]
+    joining = [[one.max_tokens for one in walk.joining(0)] for _ in range(400)]
+    lengths = [length for some in joining for length in some]
 
     assert min(lengths) == LENGTHS[0]
     assert max(lengths) == LENGTHS[1]
+    assert {at % JOIN_EVERY for at, some in enumerate(joining) if some} == {0}
 
 
 # Tokens

@@ -8,10 +8,10 @@ import pytest
 from bench.decode_modes import merge, page, plots
 from bench.decode_modes.models import SHAPES, floor
 from bench.decode_modes.modes import MODES
-from bench.decode_modes.phases import figures, intervals_ms, steps_between
+from bench.decode_modes.phases import figures, intervals_ms, quiet, steps_between
 from bench.decode_modes.rank import Kept
-from bench.decode_modes.result import row_result, tokens_of
-from bench.decode_modes.rows import Results, Row, reference
+from bench.decode_modes.result import across_batches, row_result, token_facts, tokens_of
+from bench.decode_modes.rows import Results, Row, peer, reference
 from bench.decode_modes.spec import Spec, load
 from bench.decode_modes.tokens import TokenFile
 from bench.decode_modes.tree import Outcome
@@ -38,6 +38,40 @@ def test_figures_of_steps() -> None:
     assert times == pytest.approx([1.0, 2.0])
     assert figures([3.0, 1.0, 2.0])["median_ms"] == 2.0
     assert figures([float(n) for n in range(1, 201)])["p99_ms"] == 199.0
+
+
+def test_quiet_steps_are_those_well_after_a_request_joined() -> None:
+    joined = [True, False, False, False, True, False]
+
+    assert quiet([9.0, 9.0, 1.0, 9.0, 9.0], joined) == {"quiet_steps": 1, "quiet_median_ms": 1.0}
+    assert quiet([9.0], [True, True]) == {}
+
+
+def test_rounding_is_told_by_the_same_sequences_in_two_batches() -> None:
+    ours = {
+        "256": {"256/0/0": [1, 3], "256/1/0": [5, 6], "256/0/9": [0]},
+        "64": {"64/0/0": [1, 2], "64/1/0": [5, 6]},
+        "walk": {"walk8/0/0": [1]},
+    }
+
+    told = across_batches(ours)
+
+    assert told is not None
+    assert (told["batches"], told["sequences"], told["equal"]) == ([64, 256], 2, 1)
+    assert across_batches({"64": {}, "walk": {}}) is None
+
+
+def test_a_graph_row_is_compared_with_another_transports_too() -> None:
+    tokens = {"eager_ht": {"walk": {"a": [1]}}, "graph_ag": {"walk": {"a": [2]}}}
+
+    told = token_facts("graph_v2", {"walk": {"a": [2]}}, lambda mode: tokens[mode])
+
+    assert told["equality"]["walk"]["equal"] == 0
+    assert told["equality_to_peer"]["walk"]["equal"] == 1
+    assert peer("graph_ag") is None
+    assert peer("graph_v2_compiled") is None
+    assert peer("eager_ht") is None
+    assert peer("stock_v2") == "graph_ag"
 
 
 def test_steps_of_a_phase_are_those_since_it_began() -> None:
