@@ -29,6 +29,12 @@ def provenance(command: str, *, paths: list[str], packages: list[str]) -> dict[s
     }
 
 
+def note_copy(folder: Path, *, paths: list[str], packages: list[str]) -> None:
+    """Write down what a folder is a copy of, so that results made there say so."""
+    known = provenance("", paths=paths, packages=packages)
+    (folder / BEGUN_WITH).write_text(json.dumps(known), encoding="utf-8")
+
+
 def git(*arguments: str) -> str:
     """What git says in this repository; empty if it fails."""
     done = subprocess.run(

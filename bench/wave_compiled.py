@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.provenance import BEGUN_WITH, ROOT, provenance
+from bench.provenance import ROOT, note_copy
 from bench.wave_progress import SOURCES
 from tests.sim.wave.runner import run
 
@@ -66,8 +66,7 @@ def copy(folder: Path) -> None:
         there = folder / path.relative_to(ROOT)
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, there)
-    known = provenance("", paths=[*SOURCES], packages=["mypy"])
-    (folder / BEGUN_WITH).write_text(json.dumps(known))
+    note_copy(folder, paths=[*SOURCES], packages=["mypy"])
 
 
 def compile_there(folder: Path) -> None:
