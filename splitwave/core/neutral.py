@@ -136,4 +136,17 @@ def counts(variable: str) -> bool:
     return variable.startswith(ENV_PREFIXES) and not is_neutral(f"env.{variable}")
 
 
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that count, by their names in a fingerprint.
+
+    Bytes that are no UTF-8 are written as escapes: a fingerprint is JSON.
+    """
+    return {f"env.{name}": _printable(value) for name, value in environ.items() if counts(name)}
+
+
+def _printable(value: str) -> str:
+    """`value`, in which the system put what it could not decode as surrogates, as plain text."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 _PREFIXES = tuple(name.removesuffix("*") for name in NEUTRAL if name.endswith("*"))

@@ -1,9 +1,11 @@
 """Fingerprints differ by name, whatever the kind of the difference; and what does not count."""
 
+import os
+
 import pytest
 
 from splitwave.core.fingerprint import Fingerprint, ranks_differ, without_neutral
-from splitwave.core.neutral import ENV_PREFIXES, NEUTRAL, counts, is_neutral
+from splitwave.core.neutral import ENV_PREFIXES, NEUTRAL, counts, is_neutral, variables
 from tests.unit.certificates import VALUES
 
 
@@ -105,3 +107,12 @@ def test_every_neutral_name_has_a_section_and_a_reason() -> None:
 
 def test_neutral_values_are_left_out() -> None:
     assert without_neutral({"env.VLLM_HOST_IP": "x", "env.NCCL_X": "1"}) == {"env.NCCL_X": "1"}
+
+
+def test_a_variable_that_is_no_text_counts_all_the_same() -> None:
+    odd = os.fsdecode(b"caf\xe9")
+
+    found = variables({"NCCL_ODD": odd, "HOME": odd})
+
+    assert found == {"env.NCCL_ODD": "caf\\xe9"}
+    assert len(Fingerprint(dict(found)).digest) == 64

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import enum
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -114,6 +115,20 @@ def test_a_change_of_any_field_of_vllms_configuration_is_named(config: Any) -> N
     assert misnamed == []
     assert seen > 250
     assert Fingerprint(without_neutral(resolved(config))).digest == before.digest
+
+
+def test_values_that_json_does_not_have_are_told_as_text() -> None:
+    @dataclasses.dataclass
+    class Odd:
+        number: Any
+        also: Any = frozenset({"b", "a"})
+
+    texts = [resolved(Odd(x))["vllm.number"] for x in (math.inf, math.nan, 2**64, b"\x01", Odd)]
+
+    assert texts[:4] == ["inf", "nan", str(2**64), "01"]
+    assert str(texts[4]).endswith("Odd")
+    assert [resolved(Odd(1))[f"vllm.also.{n}"] for n in (0, 1)] == ["a", "b"]
+    assert resolved(Odd(object()))["vllm.number"] == "<builtins.object>"
 
 
 def test_a_change_of_the_models_own_configuration_is_named(config: Any) -> None:

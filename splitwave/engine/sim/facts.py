@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from splitwave.core.neutral import counts
+from splitwave.core.neutral import variables
 from splitwave.core.strict_json import Scalar, flatten
 from splitwave.engine.sim.settings import SimSettings
 
@@ -16,6 +16,6 @@ def fingerprint_facts(settings: SimSettings, environ: Mapping[str, str]) -> dict
         "hardware.device": "simulated",
         "parallel.ranks": settings.ranks,
         "parallel.tensor_parallel": 1,
-        **{f"env.{name}": value for name, value in environ.items() if counts(name)},
+        **variables(environ),
         **flatten(dataclasses.asdict(settings) | {"recites": settings.recites.hex()}, "sim"),
     }

@@ -8,11 +8,10 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any  # vLLM's objects are untyped here
 
-from splitwave.core.neutral import counts
+from splitwave.core.neutral import variables
 from splitwave.core.strict_json import Scalar
 from splitwave.engine.vllm.kernels import layers, tuned
 from splitwave.engine.vllm.resolved import resolved
@@ -121,11 +120,6 @@ def parallel(config: Any) -> dict[str, Scalar]:  # vLLM's ParallelConfig
         "parallel.devices": config.data_parallel_size * config.world_size,
         "parallel.nodes": config.nnodes,
     }
-
-
-def variables(environ: Mapping[str, str]) -> dict[str, Scalar]:
-    """The variables that count."""
-    return {f"env.{name}": value for name, value in environ.items() if counts(name)}
 
 
 def _kernels(core: Any) -> dict[str, Scalar]:

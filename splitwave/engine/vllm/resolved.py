@@ -10,6 +10,8 @@ from typing import Any  # vLLM's objects are untyped here
 from splitwave.core.strict_json import Scalar, flatten
 
 DEPTH_MAX = 12
+NUMBER_MAX = 2**63
+"""What comes between engine and worker holds 64 bits."""
 
 TWINS = {"hf_text_config": "hf_config", "hf_image_processor_config": "hf_config"}
 """Fields that are the very object that another field is, for most models: told once."""
@@ -28,6 +30,8 @@ def _plain(value: Any, depth: int) -> Any:
     """A JSON value of equal meaning."""
     if isinstance(value, enum.Enum):  # first: some are also numbers or texts
         return value.name
+    if isinstance(value, int | float) and not -NUMBER_MAX < value < NUMBER_MAX:
+        return str(value)  # infinity and NaN too: JSON has none
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if depth == 0:
