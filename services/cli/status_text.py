@@ -84,10 +84,18 @@ def _notes(group: GroupView) -> str:
         else f"{group.asks_waiting} ask(s) waiting"
     )
     age = f", said {duration(group.age_s)} ago" if group.age_s > 3.0 else ""
-    certified = ", uncertified" if group.uncertified else ""
-    return f"{state}; worker {group.worker_id} at {group.address}, epoch {group.epoch}" + (
-        certified + age
-    )
+    words = f"{state}; worker {group.worker_id} at {group.address}, epoch {group.epoch}"
+    return words + _certified(group) + age
+
+
+def _certified(group: GroupView) -> str:
+    """How it stands, and why if that is not well."""
+    if group.standing == "certified":
+        said = f", certified by {group.certificate}"
+    else:
+        said = f", {group.standing or 'uncertified'}"
+        said += f" ({group.uncertified_why})" if group.uncertified_why else ""
+    return said + (f"; gets no work: {group.refused}" if group.refused else "")
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

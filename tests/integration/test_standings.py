@@ -108,8 +108,13 @@ async def pools(
         prefill = await stack.enter_async_context(served(PrefillProgram(worker), config, engine))
         groups, workers = [], []
         for index, (settings, certification) in enumerate(decode):
-            options = {"listen": f"127.0.0.1:{free_port()}", "worker_id": f"d{index}"}
-            own = replace(DECODE_CONFIG, drain_grace_s=grace_s, sweep_s=0.05, **options)
+            own = replace(
+                DECODE_CONFIG,
+                listen=f"127.0.0.1:{free_port()}",
+                worker_id=f"d{index}",
+                drain_grace_s=grace_s,
+                sweep_s=0.05,
+            )
             engine = await start_sim_group(replace(settings, group_id=f"g{index}"))
             peers = GrpcPeers(confirm_timeout_s=2.0, release_timeout_s=2.0)
             worker_d = DecodeWorker(engine, peers, own, clock)

@@ -6,6 +6,7 @@ import hashlib
 import importlib.resources
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from importlib.metadata import version
 
 import msgspec
@@ -95,10 +96,13 @@ class StatusPage:
 
     def _group(self, role: Role, address: str, state: str) -> GroupView:
         told = self._descriptions.get(address)
+        refused = self._door.fleet.stands.why_not(address)
         if told is None:
-            return GroupView(role=role, address=address, state=state)
+            return GroupView(role=role, address=address, state=state, refused=refused)
         age_s = asyncio.get_running_loop().time() - told.at_s
-        return group_view(address, told.description, state=state, age_s=age_s)
+        return replace(
+            group_view(address, told.description, state=state, age_s=age_s), refused=refused
+        )
 
     def _router(self) -> RouterView:
         door, history = self._door, self._door.history

@@ -49,6 +49,14 @@ class GroupView:
     mode: str = ""
     model: str = ""
     uncertified: bool = False
+    standing: str = ""
+    """certified, uncertified, decertified or degraded."""
+    certificate: str = ""
+    """Name and level; empty without one."""
+    uncertified_why: str = ""
+    """Why it is not certified, or what it did outside its mode."""
+    refused: str = ""
+    """Why this router gives it no work; empty if it may."""
     batch_max_tokens: int = 0
     asks_waiting: int = 0
     leases: LeaseCounts = field(default_factory=LeaseCounts)
@@ -102,6 +110,7 @@ def group_view(
     address: str, described: WorkerDescription, *, state: str = "", age_s: float = 0.0
 ) -> GroupView:
     """A worker as it described itself; `state`: as others see it, if that is known."""
+    certified = described.certification
     return GroupView(
         role=described.role,
         address=address,
@@ -112,6 +121,9 @@ def group_view(
         mode=described.mode,
         model=described.model,
         uncertified=described.uncertified,
+        standing=described.load.standing.value,
+        certificate=f"{certified.certificate_id} ({certified.level})" if certified.level else "",
+        uncertified_why="; ".join([certified.refusal, *map(str, certified.violations)]).strip("; "),
         batch_max_tokens=described.batch_max_tokens,
         asks_waiting=described.load.asks_waiting,
         leases=described.leases,
