@@ -5,9 +5,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.cli.trace_tree import tree
-from splitwave.runtime.tracing_check import faults
-from splitwave.runtime.tracing_files import BadTraceFile, find_traces, read_spans
+from services.cli.trace_tree import tree, wave_lines
+from splitwave.runtime.tracing_check import faults, of_requests
+from splitwave.runtime.tracing_files import (
+    BadTraceFile,
+    SpanRecord,
+    by_trace,
+    find_traces,
+    read_spans,
+)
+from splitwave.runtime.wave_spans import WAVE_SEGMENT
 
 DIR_DEFAULT = Path("traces")
 _PREFIXES = ("chatcmpl-", "cmpl-")
@@ -61,14 +68,25 @@ def _trees(wanted: str | None, directory: Path) -> Sequence[str]:
     ordered = sorted(traces.values(), key=lambda spans: min(span.began_ns for span in spans))
     lines: list[str] = []
     for spans in ordered:
-        lines += [*tree(spans), ""]
+        lines += [*tree(spans), *wave_lines(_waves(directory, spans)), ""]
     return lines[:-1]
+
+
+def _waves(directory: Path, spans: Sequence[SpanRecord]) -> list[SpanRecord]:
+    """The wave segments that the request links to, as far as they are written."""
+    wanted = [link for span in spans if span.is_request for link in span.links]
+    return [
+        span
+        for link in dict.fromkeys(wanted)
+        for span in read_spans(directory, about=link)
+        if span.name == WAVE_SEGMENT and span.span_id == link
+    ]
 
 
 def _check(directory: Path) -> Sequence[str]:
     spans = list(read_spans(directory))
     found = faults(spans)
-    traces = len({span.trace_id for span in spans})
+    traces = len(by_trace(of_requests(spans)))
     if found:
         words = "\n".join(found)
         raise TraceFailed(f"{len(found)} faults in {traces} traces of {directory}:\n{words}")

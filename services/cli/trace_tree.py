@@ -1,6 +1,6 @@
 """A trace as a tree for people: a line a span, with its times and what it says. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from splitwave.runtime import tracing_names as names
@@ -37,6 +37,23 @@ def tree(spans: Sequence[SpanRecord]) -> Iterator[str]:
     for name, span in rows:
         at_ms, took_ms = (span.began_ns - zero_ns) / 1e6, (span.ended_ns - span.began_ns) / 1e6
         yield f"{name:{width}}  {at_ms:10.1f} {took_ms:10.1f}  {_facts(span, zero_ns)}".rstrip()
+
+
+def wave_lines(waves: Iterable[SpanRecord]) -> Iterator[str]:
+    """A line for each segment of a wave that the request's first or last step was in."""
+    for wave in waves:
+        said = {name.removeprefix("splitwave.wave."): x for name, x in wave.attributes.items()}
+        yield (
+            f"{wave.service.removeprefix('splitwave-')} wave {said.get('splitwave.wave')}"
+            f".{said.get('segment_number')}: {said.get('why')} to {said.get('end')},"
+            f" {(wave.ended_ns - wave.began_ns) / 1e6:.1f} ms, {said.get('steps')} steps,"
+            f" {_percent(said.get('dummy_share'))} dummy, {len(wave.links)} requests,"
+            f" trace {wave.trace_id}"
+        )
+
+
+def _percent(share: object) -> str:
+    return f"{share:.0%}" if isinstance(share, float | int) else "?"
 
 
 def _rows(

@@ -9,6 +9,8 @@ from splitwave.runtime import tracing_names as names
 from splitwave.runtime.tracing import Origin, Past, Tracing, Value, WallClock, parent_of, traced
 from splitwave.runtime.tracing_export import FileExporter
 from splitwave.runtime.tracing_queue import SpanPass
+from splitwave.runtime.wave_spans import WaveSpans
+from tests.unit.test_wave_spans import LINK, SEGMENT, Group, Waves
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CLIENT = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
@@ -101,3 +103,28 @@ def test_a_directory_is_checked_for_traces_that_are_not_whole(
     assert main(["trace", "--check", "--dir", str(directory)]) == 1
 
     assert "faults in 1 traces" in capsys.readouterr().err
+
+
+def test_the_waves_of_a_request_are_told_below_its_tree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waves = WaveSpans(service("decode", tmp_path), Group(), Waves([SEGMENT], (SEGMENT.key,)))
+    (wave,) = waves.worked(LINK.traceparent, 1.1, 1.2)
+    waves.close()
+    service("router", tmp_path).record(
+        Past(
+            name="chat demo",
+            began_s=1.0,
+            ended_s=1.3,
+            attributes={names.REQUEST_ID: "mine", names.OUTCOME: "finished"},
+            links=(wave, f"00-{TRACE_ID}-{1:016x}-01"),  # Nobody has written the other yet.
+        ),
+        parent_of(CLIENT),
+    )
+
+    assert main(["trace", "mine", "--dir", str(tmp_path)]) == 0
+
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "decode wave 4.1: first_request to pause, 500.0 ms, 20 steps, 25% dummy, 1 requests,"
+        f" trace {wave[3:35]}"
+    )
