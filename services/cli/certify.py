@@ -5,7 +5,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any  # JSON
 
@@ -33,7 +33,12 @@ LM_EVAL_WORDS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
-    add = parser.add_argument
+    _add_what(parser.add_argument)
+    _add_how(parser.add_argument)
+
+
+def _add_what(add: Callable[..., object]) -> None:
+    """Flags that say what is certified."""
     add(
         "--mode",
         action="append",
@@ -60,13 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefill-ranks", type=int, default=1, help="(default: %(default)s)")
     add("--decode-ranks", type=int, default=2, help="(default: %(default)s)")
     for role in ROLES:
-        add(
-            f"--{role}-setting",
-            action="append",
-            default=[],
-            metavar="NAME=VALUE",
-            help=f"a setting of the {role} engines; may be repeated",
-        )
+        add(f"--{role}-setting", action="append", default=[], metavar="NAME=VALUE",
+            help=f"a setting of the {role} engines; may be repeated")  # fmt: skip
+
+
+def _add_how(add: Callable[..., object]) -> None:
+    """Flags that say how it is done, and where things go."""
     add("--out", type=Path, help="state, logs and reports (default: below the user's state)")
     add("--certificates", type=Path, help="where certificates go (default: this user's)")
     add("--key", type=Path, help="private key to sign with (default: this machine's, made if new)")
@@ -79,13 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECK",
         help="run without this check; nothing is signed then",
     )
+    add("--lm-eval-python", type=Path, help="Python that has lm_eval (default: .clients/lm-eval)")
     add(
         "--gsm8k",
         type=Path,
         metavar="DIR",
-        help="train.jsonl and test.jsonl of GSM8K, which are asked too (default: below the state)",
+        help="train.jsonl and test.jsonl of GSM8K, asked too (default: below the user's state)",
     )
-    add("--lm-eval-python", type=Path, help="Python that has lm_eval (default: .clients/lm-eval)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -68,7 +68,7 @@ def test_one_request_with_blocks_is_kept_until_the_leak_is_mended() -> None:
     probe.start_break(Break.LEAK_BLOCKS, 0.0)
 
     for name in ("empty", "kept", "freed"):
-        scheduler._free_blocks(request(name))  # noqa: SLF001  # as vLLM's scheduler calls it
+        scheduler._free_blocks(request(name))  # noqa: SLF001  # called so by vLLM's scheduler
 
     assert scheduler.freed == ["empty", "freed"]
     probe.end_break(Break.LEAK_BLOCKS)
@@ -92,7 +92,7 @@ def test_a_deaf_rank_hears_all_but_starts_and_those_after_its_time() -> None:
     start, abort = EngineCoreRequestType.START_DP_WAVE, EngineCoreRequestType.ABORT
     probe.start_break(Break.LATE_WAKE, 60.0)
 
-    core._handle_client_request(start, None)  # noqa: SLF001  # as vLLM's loop calls it
+    core._handle_client_request(start, None)  # noqa: SLF001  # called so by vLLM's loop
     core._handle_client_request(abort, None)  # noqa: SLF001  # likewise
     probe.start_break(Break.LATE_WAKE, -1.0)
     core._handle_client_request(start, None)  # noqa: SLF001  # likewise
@@ -128,7 +128,7 @@ class Worker:
 
     def execute_model(self, scheduler_output: Any) -> None:
         steps.counter().saw_forward("eager")
-        self.model_runner._model_forward()  # noqa: SLF001  # as vLLM's runner calls it
+        self.model_runner._model_forward()  # noqa: SLF001  # called so by vLLM's runner
 
     def sample_tokens(self, grammar_output: Any) -> str:
         return "sampled"
