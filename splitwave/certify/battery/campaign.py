@@ -257,5 +257,12 @@ def cpu_s() -> float:
 
 
 def with_soak(seconds: float | None) -> Callable[[Scale], Scale]:
-    """A change of scale: a soak of this length; None: as the level has it."""
-    return lambda scale: scale if seconds is None else replace(scale, soak_s=seconds)
+    """A change of scale: a soak of this length, its control no longer; None: as the level has it."""
+
+    def rescale(scale: Scale) -> Scale:
+        if seconds is None:
+            return scale
+        control_s = min(scale.soak_control_s, seconds)
+        return replace(scale, soak_s=seconds, soak_control_s=control_s)
+
+    return rescale
