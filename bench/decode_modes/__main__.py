@@ -14,7 +14,7 @@ from bench.decode_modes.models import COPY_TB_PER_S, SHAPES, Shape, kv_bytes, wr
 from bench.decode_modes.modes import MODES, DecodeMode, engine_arguments, overridden
 from bench.decode_modes.result import brief, row_result, token_facts, tokens_of
 from bench.decode_modes.rows import Results, Row, fits, seconds_needed, wanted
-from bench.decode_modes.spec import Spec
+from bench.decode_modes.spec import BRANCH_GAIN, Spec
 from bench.decode_modes.tokens import TokenFile
 from bench.decode_modes.tree import started
 
@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     add("--override", action="append", default=[], help="MODE:ARGUMENT=JSON or MODE:env:NAME=VALUE")
     add("--tb-per-s", type=float, default=COPY_TB_PER_S, help="memory bandwidth for the floor")
     add("--seed", type=int, default=1)
+    add("--branch-gain", type=float, default=1.0, help="scale what each layer adds; see the docs")
     add("--profile", action="store_true", help="record the kernels of 5 steps a batch on rank 0")
     add("--wedge", action="store_true", help="stop one rank and see what the other reports")
     add("--wedge-bound-s", type=float, default=60.0, help="the other rank must end within this")
@@ -77,8 +78,7 @@ class Run:
     def all(self) -> bool:
         """Run the rows that are wanted; True if each has now run to its end."""
         asked = self.asked
-        kind = "wedge" if asked.wedge else "steps"
-        rows = wanted(_split(asked.models), _split(asked.modes), _split(asked.only), kind)
+        rows = wanted(_split(asked.models), _split(asked.modes), _split(asked.only), kind(asked))
         whole = True
         for row in rows:
             if self.results.is_done(row) and not asked.again:
@@ -102,7 +102,8 @@ class Run:
         limit_s = self.asked.row_limit_s if left_s is None else min(self.asked.row_limit_s, left_s)
         shutil.rmtree(spec.out_dir, ignore_errors=True)
         caches = self.work_dir / "caches"
-        with started(spec, mode.env, caches) as tree:
+        env = dict(mode.env) | {BRANCH_GAIN: str(self.asked.branch_gain)}
+        with started(spec, env, caches) as tree:
             if spec.wedge:
                 outcome = tree.wait_wedged(limit_s, self.asked.wedge_bound_s, self.say)
             else:
@@ -114,10 +115,10 @@ class Run:
             "ended": time.strftime("%F %T UTC", time.gmtime()),
         }
         ours = tokens_of(Path(spec.out_dir))
-        if ours and row.kind == "steps":
+        if ours and row.kind != "wedge":
             self.tokens.add(row.name, ours)
             result |= token_facts(
-                row.mode, ours, lambda mode: self.tokens.read(Row(row.model, mode).name)
+                row.mode, ours, lambda mode: self.tokens.read(Row(row.model, mode, row.kind).name)
             )
         self.results.add(row, result)
         self.say(f"{row.name}: {brief(result)}")
@@ -139,6 +140,15 @@ class Run:
             warm=asked.warm, timed=asked.timed, ragged=ragged, ragged_s=asked.ragged_s,
             seed=asked.seed, profile=asked.profile, wedge=asked.wedge,
         )  # fmt: skip
+
+
+def kind(asked: argparse.Namespace) -> str:
+    """The kind of row that was asked for."""
+    if asked.wedge:
+        return "wedge"
+    if asked.branch_gain != 1.0:
+        return f"gain{asked.branch_gain:g}"
+    return "profile" if asked.profile else "steps"
 
 
 def _split(text: str) -> list[str]:

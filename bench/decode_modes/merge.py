@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any  # results are JSON
 
 from bench.decode_modes.result import PhaseTokens, token_facts
+from bench.decode_modes.rows import Row, kind_of
 from bench.decode_modes.tokens import TokenFile
 
 KERNELS_KEPT = 30
@@ -40,12 +41,14 @@ def merged(parts: Sequence[Path]) -> dict[str, Any]:
         raise ValueError("nothing to merge")
     for name, row in rows.items():
         if name in tokens:
-            row |= token_facts(row["mode"], tokens[name], partial(_of, tokens, row["model"]))
+            row |= token_facts(
+                row["mode"], tokens[name], partial(_of, tokens, row["model"], kind_of(name))
+            )
     return {fact: runs[-1].get(fact) for fact in FACTS} | {"runs": runs, "rows": rows}
 
 
-def _of(tokens: Mapping[str, PhaseTokens], model: str, mode: str) -> PhaseTokens:
-    return tokens.get(f"{model}/{mode}", {})
+def _of(tokens: Mapping[str, PhaseTokens], model: str, kind: str, mode: str) -> PhaseTokens:
+    return tokens.get(Row(model, mode, kind).name, {})
 
 
 def _trimmed(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any  # results are JSON
 from bench.decode_modes.models import SHAPES
 from bench.decode_modes.modes import MODES
 from bench.decode_modes.plots import plot
-from bench.decode_modes.rows import reference
+from bench.decode_modes.rows import kind_of, reference
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "bench/results/gpu/decode_modes.json"
@@ -35,6 +35,7 @@ def text(result: Mapping[str, Any] | None) -> str:
         if _lines(result, model):
             parts.append(f"![Milliseconds a step: {SHAPES[model].words}](plots/{_file(model)})")
         parts += [times(result, model), others(result, model)]
+        parts += [part for part in (gentle(result, model),) if part]
     parts += [part for part in (wedges(result), unfinished(result)) if part]
     return "\n\n".join(parts)
 
@@ -113,6 +114,25 @@ def others(result: Mapping[str, Any], model: str) -> str:
         cells.append("" if row["boot_s"] is None else f"{row['boot_s']:.0f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def gentle(result: Mapping[str, Any], model: str) -> str:
+    """Modes that round otherwise, on weights that part less for it; empty without such rows."""
+    lines = []
+    for name, row in sorted(result["rows"].items()):
+        kind = kind_of(name)
+        if row["model"] != model or not kind.startswith("gain"):
+            continue
+        apart = row.get("across_batches")
+        for phase, told in row.get("equality", {}).items():
+            cells = [f"{phase}, `{row['mode']}`", kind.removeprefix("gain")]
+            cells += [f"{told['equal']} of {told['sequences']}"]
+            cells += [f"{told['differences_a_token']:.4f}"]
+            cells += ["" if apart is None else f"{apart['differences_a_token']:.4f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    head = "| sequences a rank, mode | what layers add is scaled by | equal sequences |"
+    head += " differences a token | apart for rounding, a token |"
+    return "\n".join([head, "| --- | --: | --: | --: | --: |", *lines]) if lines else ""
 
 
 def wedges(result: Mapping[str, Any]) -> str:

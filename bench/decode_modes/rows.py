@@ -17,7 +17,7 @@ EAGER_MORE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One mode on one model; `kind` is `steps` or `wedge`."""
+    """One mode on one model; `kind` is `steps`, `profile`, `wedge` or `gain` with a number."""
 
     model: str
     mode: str
@@ -28,6 +28,11 @@ class Row:
         """Unique in a results file."""
         more = "" if self.kind == "steps" else f"/{self.kind}"
         return f"{self.model}/{self.mode}{more}"
+
+
+def kind_of(name: str) -> str:
+    """The kind of a row by its name."""
+    return [*name.split("/"), "steps"][2]
 
 
 def reference(mode: str) -> str:

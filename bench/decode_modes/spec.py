@@ -5,6 +5,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+BRANCH_GAIN = "SPLITWAVE_BENCH_BRANCH_GAIN"
+"""Variable with what each layer's outputs are scaled by; 1 if it is not set."""
 TOKENS_KEPT = 32
 """Tokens of each sequence that are compared."""
 PHASES_MORE = 16

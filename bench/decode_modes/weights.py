@@ -8,6 +8,7 @@ it; the same weights come out in every process and mode.
 """
 
 import math
+import os
 import zlib
 from typing import Any  # vLLM's and torch's objects are untyped here
 
@@ -15,11 +16,15 @@ import torch
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
+from bench.decode_modes.spec import BRANCH_GAIN
+
 LOAD_FORMAT = "splitwave_random"
 FP8_SPREAD = 64.0
 """Standard deviation of an FP8 weight before its scale; the format ends at 448."""
 GATE_GAIN = 2.0
 """Spread of the router's logits: a near tie at the last place then has little weight."""
+BRANCH_ENDS = ("o_proj.weight", "down_proj.weight", "w2_weight")
+"""What a layer adds to its residual stream comes through these."""
 SCALES_OF_CACHE = ("k_scale", "v_scale", "q_scale", "prob_scale")
 
 
@@ -28,6 +33,8 @@ def spread(name: str, shape: tuple[int, ...]) -> float:
     if "embed_tokens" in name:
         return 1.0
     gain = GATE_GAIN if name.endswith("gate.weight") else 1.0
+    if name.removesuffix("_scale_inv").endswith(BRANCH_ENDS):
+        gain = float(os.environ.get(BRANCH_GAIN, "1"))
     return gain / math.sqrt(shape[-1])
 
 

@@ -11,7 +11,7 @@ from bench.decode_modes.modes import MODES
 from bench.decode_modes.phases import figures, intervals_ms, quiet, steps_between
 from bench.decode_modes.rank import Kept
 from bench.decode_modes.result import across_batches, row_result, token_facts, tokens_of
-from bench.decode_modes.rows import Results, Row, peer, reference
+from bench.decode_modes.rows import Results, Row, kind_of, peer, reference
 from bench.decode_modes.spec import Spec, load
 from bench.decode_modes.tokens import TokenFile
 from bench.decode_modes.tree import Outcome
@@ -145,10 +145,10 @@ def part(path: Path, rows: dict[str, str], tokens: dict[str, list[int]]) -> Path
          "cores": 2, "gpus": [], "packages": {}, "began": "2026-01-01 00:00:00 UTC"}
     ]  # fmt: skip
     for name, status in rows.items():
-        model, mode = name.split("/")
+        model, mode, *_ = name.split("/")
         made = row_result(spec(), MODES[mode], SHAPES[model], outcome(status), 4.3)
         made["log_tails"] = ["x" * 9000]
-        results.add(Row(model, mode), made | {"model": model, "mode": mode})
+        results.add(Row(model, mode, kind_of(name)), made | {"model": model, "mode": mode})
     for name, ids in tokens.items():
         TokenFile(path.with_suffix(".tokens.zip")).add(name, {"64": {"s": ids}})
     return path
@@ -196,6 +196,18 @@ def test_the_page_tells_every_row_and_what_did_not_end(tmp_path: Path) -> None:
     assert "full 416, eager 1, unseen 2 | 3 |" in told
     assert list(page.plots(result)) == ["decode_modes_small.svg"]
     assert "plots/decode_modes_small.svg" in told
+
+
+def test_rows_of_another_gain_are_compared_among_themselves(tmp_path: Path) -> None:
+    names = ["small/eager_ht", "small/graph_v2"]
+    plain = part(tmp_path / "a.json", dict.fromkeys(names, "done"), {name: [1] for name in names})
+    gains = dict.fromkeys([f"{name}/gain0.1" for name in names], "done")
+    tokens = {"small/eager_ht/gain0.1": [2], "small/graph_v2/gain0.1": [2]}
+    result = merge.merged([plain, part(tmp_path / "b.json", gains, tokens)])
+
+    assert result["rows"]["small/graph_v2/gain0.1"]["equality"]["64"]["equal"] == 1
+    assert "| 64, `graph_v2` | 0.1 | 1 of 1 | 0.0000 |  |" in page.text(result)
+    assert kind_of("small/graph_v2") == "steps"
 
 
 def test_a_forced_wedge_is_told_in_a_line(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import torch
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import get_model_loader
 
-from bench.decode_modes.weights import LOAD_FORMAT, RandomLoader
+from bench.decode_modes.spec import BRANCH_GAIN
+from bench.decode_modes.weights import LOAD_FORMAT, RandomLoader, spread
 
 EXPERTS = 8
 HIDDEN, SIZE = 256, 64
@@ -85,3 +86,14 @@ def test_fp8_weights_are_as_large_once_scaled(monkeypatch: pytest.MonkeyPatch) -
     wide = experts.w13_weight.to(torch.float32) * scale
     assert bool(wide.isfinite().all())
     assert float(wide.std()) == pytest.approx(HIDDEN**-0.5, rel=0.05)
+
+
+def test_what_layers_add_can_be_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["layers.0.mlp.experts.w2_weight", "o_proj.weight", "down_proj.weight_scale_inv"]
+    others = ["qkv_proj.weight", "w13_weight", "lm_head.weight"]
+    before = [spread(name, (4, 100)) for name in names + others]
+    monkeypatch.setenv(BRANCH_GAIN, "0.5")
+    after = [spread(name, (4, 100)) for name in names + others]
+
+    assert before == [0.1] * 6
+    assert after == [0.05] * 3 + [0.1] * 3
