@@ -63,6 +63,19 @@ def battery(
     return certify(model, out, state, *flags)
 
 
+def test_up_makes_smoke_certificates_once_and_serves_by_them(
+    model: Path, state: Mapping[str, str], tmp_path: Path
+) -> None:
+    certify = ("--certify", "smoke")
+    with running(model, tmp_path / "first", *certify, environment=state) as stack:
+        assert asyncio.run(answered(stack.channel)) == 4
+        assert asyncio.run(levels(stack.channel)) == ["smoke", "smoke"]
+        assert any("making smoke ones" in line for line in stack.output)
+    with running(model, tmp_path / "second", *certify, environment=state) as stack:
+        assert asyncio.run(levels(stack.channel)) == ["smoke", "smoke"]
+        assert not any("making smoke ones" in line for line in stack.output)
+
+
 def test_every_check_passes_and_every_control_is_caught(
     battery: Battery,
 ) -> None:
@@ -106,19 +119,6 @@ def test_a_battery_without_one_check_is_not_signed(
     assert done.returncode == 1
     assert done.stdout.count("not signed: certificate refused (check_missing)") == 2, done.stdout
     assert [report["certificate_id"] for report in reports.values()] == ["", ""]
-
-
-def test_up_makes_smoke_certificates_once_and_serves_by_them(
-    model: Path, state: Mapping[str, str], tmp_path: Path
-) -> None:
-    certify = ("--certify", "smoke")
-    with running(model, tmp_path / "first", *certify, environment=state) as stack:
-        assert asyncio.run(answered(stack.channel)) == 4
-        assert asyncio.run(levels(stack.channel)) == ["smoke", "smoke"]
-        assert any("making smoke ones" in line for line in stack.output)
-    with running(model, tmp_path / "second", *certify, environment=state) as stack:
-        assert asyncio.run(levels(stack.channel)) == ["smoke", "smoke"]
-        assert not any("making smoke ones" in line for line in stack.output)
 
 
 async def answered(channel_to: Any) -> int:  # LiveStack.channel

@@ -257,7 +257,7 @@ def cpu_s() -> float:
 
 
 def with_soak(seconds: float | None) -> Callable[[Scale], Scale]:
-    """A change of scale: a soak of this length, its control no longer; None: as the level has it."""
+    """A change of scale: a soak of this length, its control no longer; None: no change."""
 
     def rescale(scale: Scale) -> Scale:
         if seconds is None:
