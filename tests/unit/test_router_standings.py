@@ -96,6 +96,8 @@ def test_a_group_gets_work_once_it_has_said_how_it_stands_and_none_when_it_is_go
         await asyncio.sleep(0.1)
         assert router.standings.admits("0")
         assert router.standings.envelope("0") == ENVELOPE
+        router.workers[0].says.put_nowait((1, Standing.CERTIFIED))  # A sign of life.
+        await asyncio.sleep(0.1)
         assert router.changes == 1
         await router.close()
         assert not router.standings.admits("0")
