@@ -184,6 +184,28 @@ def _microseconds(figures: Mapping[str, float], what: str) -> str:
     return table([what, "CPU us per token"], rows)
 
 
+def cpu_modes() -> str:
+    """What compiled decode is worth on the CPU."""
+    head = [
+        "a step at 8 requests a rank",
+        "eager, CPU ms",
+        "compiled, CPU ms",
+        "ratio",
+        "of rounds",
+    ]
+    rows = [
+        [
+            ranks,
+            f"{cell['eager_ms']:.1f}",
+            f"{cell['compiled_ms']:.1f}",
+            f"{cell['ratio']:.2f}",
+            f"{cell['ratio_min']:.2f} to {cell['ratio_max']:.2f}",
+        ]
+        for ranks, cell in read("cpu_modes")["summary"].items()
+    ]
+    return table(head, rows) + f"\n\nLoad average {read('cpu_modes')['load_average']:.1f}."
+
+
 def demo() -> str:
     """What the demo costs."""
     result = read("demo")
@@ -210,6 +232,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "text": text,
     "simulator": simulator,
     "demo": demo,
+    "cpu modes": cpu_modes,
+    "cpu modes origin": partial(origin, "cpu_modes"),
     "decode modes": lambda: decode_modes.text(decode_modes.read()),
 }
 """By marker."""
