@@ -263,13 +263,21 @@ async def test_a_full_router_says_when_to_come_back(model: Model) -> None:
 
 
 async def test_choices_that_do_not_fit_beside_others_are_refused_together(model: Model) -> None:
+    """Too many beside those that are live may come again; too many for the router never fit."""
     async with router_stack(model, live_max=4) as stack:
-        body = {"prompt": PROMPT, "n": 5, "max_tokens": 4}
-        async with stack.http.post("/v1/completions", json=body) as response:
-            answer = await response.json()
+        long = {"prompt": PROMPT, "max_tokens": 3000, "stream": True}
+        heard = []
+        async with stack.http.post("/v1/completions", json=long) as live:
+            await live.content.readany()
+            for n in (4, 5):
+                body = {"prompt": PROMPT, "n": n, "max_tokens": 4}
+                async with stack.http.post("/v1/completions", json=body) as response:
+                    error = (await response.json())["error"]
+                heard.append((response.status, error["code"], "Retry-After" in response.headers))
 
-        assert (response.status, answer["error"]["code"]) == (429, "overloaded")
-        assert stack.door.admitted == 0
+        assert heard == [(429, "overloaded", True), (400, "invalid_request", False)]
+        assert stack.door.admitted == 1
+        await stack.empty()
 
 
 async def test_a_draining_router_refuses_and_finishes(model: Model) -> None:
