@@ -17,8 +17,9 @@ from typing import Any  # results are JSON
 from bench.decode_modes.result import PhaseTokens, token_facts
 from bench.decode_modes.rows import Row, kind_of
 from bench.decode_modes.tokens import TokenFile
+from bench.provenance import ROOT
 
-KERNELS_KEPT = 30
+KERNELS_KEPT = 80
 LOG_CHARACTERS_KEPT = 3000
 FACTS = ("command", "git_sha", "git_dirty", "python", "cpu", "cores", "gpus", "packages")
 
@@ -44,7 +45,14 @@ def merged(parts: Sequence[Path]) -> dict[str, Any]:
             row |= token_facts(
                 row["mode"], tokens[name], partial(_of, tokens, row["model"], kind_of(name))
             )
-    return {fact: runs[-1].get(fact) for fact in FACTS} | {"runs": runs, "rows": rows}
+    facts = {fact: runs[-1].get(fact) for fact in FACTS}
+    return _without_home(facts | {"runs": runs, "rows": rows})
+
+
+def _without_home(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with paths below the repository as they are from its root."""
+    cleared: dict[str, Any] = json.loads(json.dumps(result).replace(f"{ROOT}/", ""))
+    return cleared
 
 
 def _of(tokens: Mapping[str, PhaseTokens], model: str, kind: str, mode: str) -> PhaseTokens:

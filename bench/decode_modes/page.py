@@ -1,6 +1,7 @@
 """What docs/benchmarks.md says of decode modes: tables, and plots as files beside the page."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any  # results are JSON
@@ -15,6 +16,8 @@ RESULT = ROOT / "bench/results/gpu/decode_modes.json"
 PLOTS = ROOT / "docs/plots"
 NOTHING = "Nothing has been measured yet."
 FLOOR = "memory floor"
+KERNELS = 12
+OPERATORS = ("aten", "cuda")
 
 
 def read(path: Path = RESULT) -> dict[str, Any] | None:
@@ -35,7 +38,7 @@ def text(result: Mapping[str, Any] | None) -> str:
         if _lines(result, model):
             parts.append(f"![Milliseconds a step: {SHAPES[model].words}](plots/{_file(model)})")
         parts += [times(result, model), others(result, model)]
-        parts += [part for part in (gentle(result, model),) if part]
+        parts += [part for part in (gentle(result, model), kernels(result, model)) if part]
     parts += [part for part in (wedges(result), unfinished(result)) if part]
     return "\n\n".join(parts)
 
@@ -133,6 +136,51 @@ def gentle(result: Mapping[str, Any], model: str) -> str:
     head = "| sequences a rank, mode | what layers add is scaled by | equal sequences |"
     head += " differences a token | apart for rounding, a token |"
     return "\n".join([head, "| --- | --: | --: | --: | --: |", *lines]) if lines else ""
+
+
+def kernels(result: Mapping[str, Any], model: str) -> str:
+    """Where the time of a step goes, by kernel, in the smallest batch profiled; empty if none."""
+    taken: dict[str, dict[str, float]] = {}
+    size = 0
+    for row in result["rows"].values():
+        found = sorted(row.get("profiles", {}).values(), key=lambda one: int(one["sequences"]))
+        if row["model"] == model and found and found[0]["kernels"]:
+            size = int(found[0]["sequences"])
+            taken[str(row["mode"])] = _by_kernel(found[0])
+    if not taken:
+        return ""
+    names = {name for times in taken.values() for name in times}
+    most = sorted(names, key=lambda name: -max(times.get(name, 0.0) for times in taken.values()))
+    lines = [
+        f"| microseconds a step at {size}, by kernel | {' | '.join(f'`{m}`' for m in taken)} |",
+        f"| --- | {' | '.join('--:' for _ in taken)} |",
+    ]
+    for name in most[:KERNELS]:
+        cells = [f"{times[name]:.0f}" if name in times else "" for times in taken.values()]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    all_ = [f"{sum(times.values()):.0f}" for times in taken.values()]
+    return "\n".join([*lines, f"| all that were recorded | {' | '.join(all_)} |"])
+
+
+def _by_kernel(profile: Mapping[str, Any]) -> dict[str, float]:
+    """Microseconds a step by a kernel's bare name; operators, which hold kernels, left out."""
+    times: dict[str, float] = {}
+    for kernel in profile["kernels"]:
+        name = bare(kernel["name"])
+        if not name.startswith(OPERATORS):
+            times[name] = times.get(name, 0.0) + kernel["us"] / profile["profiled"]
+    return times
+
+
+def bare(name: str) -> str:
+    """A kernel's name without what the compiler adds to it."""
+    if "flash::" in name:
+        return "flash attention"
+    if name.startswith("std::enable_if"):
+        name = name.partition("::type ")[2] or name
+    found = re.search(r"(?:^|[ :>])(\w+)(?:<|\()", name)
+    word = found.group(1) if found else name.split()[-1]
+    return "dense GEMM" if word.startswith(("nvjet", "cutlass", "gemm")) else word
 
 
 def wedges(result: Mapping[str, Any]) -> str:

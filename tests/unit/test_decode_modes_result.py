@@ -15,6 +15,7 @@ from bench.decode_modes.rows import Results, Row, kind_of, peer, reference
 from bench.decode_modes.spec import Spec, load
 from bench.decode_modes.tokens import TokenFile
 from bench.decode_modes.tree import Outcome
+from bench.provenance import ROOT
 
 
 def spec(**changed: object) -> Spec:
@@ -208,6 +209,50 @@ def test_rows_of_another_gain_are_compared_among_themselves(tmp_path: Path) -> N
     assert result["rows"]["small/graph_v2/gain0.1"]["equality"]["64"]["equal"] == 1
     assert "| 64, `graph_v2` | 0.1 | 1 of 1 | 0.0000 |  |" in page.text(result)
     assert kind_of("small/graph_v2") == "steps"
+
+
+def test_a_profile_is_told_by_kernel_and_counts_no_kernel_twice(tmp_path: Path) -> None:
+    path = part(tmp_path / "a.json", {"small/graph_v2": "done"}, {})
+    data = json.loads(path.read_text())
+    kernels = [
+        {"name": "void ns::moe<1, 2>(int)", "count": 10, "us": 50.0},
+        {"name": "aten::mm", "count": 5, "us": 10.0},
+        {"name": "nvjet_a", "count": 5, "us": 10.0},
+        {"name": "nvjet_b", "count": 5, "us": 5.0},
+    ]
+    profile = {"sequences": 64, "profiled": 5, "kernels": kernels}
+    data["rows"]["small/graph_v2"]["profiles"] = {"profile64": profile}
+    path.write_text(json.dumps(data))
+
+    told = page.kernels(merge.merged([path]), "small")
+
+    assert told.splitlines()[0] == "| microseconds a step at 64, by kernel | `graph_v2` |"
+    assert told.splitlines()[2:] == [
+        "| `moe` | 10 |",
+        "| `dense GEMM` | 3 |",
+        "| all that were recorded | 13 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("fused_moe_kernel", "fused_moe_kernel"),
+        ("void cutlass::device_kernel<flash::enable<int>>(int)", "flash attention"),
+        ("void deep_ep::elastic::dispatch_impl<true, 64>(void*)", "dispatch_impl"),
+        ("std::enable_if<(8>0), void>::type vllm::norm_kernel<int>(int)", "norm_kernel"),
+        ("aten::mm", "aten::mm"),
+    ],
+)
+def test_a_kernels_name_is_without_what_the_compiler_adds(name: str, bare: str) -> None:
+    assert page.bare(name) == bare
+
+
+def test_a_result_names_no_folder_of_the_machine_it_was_made_on(tmp_path: Path) -> None:
+    path = part(tmp_path / "a.json", {"small/graph_v2": "done"}, {})
+    path.write_text(path.read_text().replace('"command": "c"', f'"command": "run {ROOT}/x"'))
+
+    assert merge.merged([path])["command"] == "run x"
 
 
 def test_a_forced_wedge_is_told_in_a_line(tmp_path: Path) -> None:
