@@ -150,6 +150,16 @@ def test_every_execution_argument_is_the_modes_own(model: Path) -> None:
         }
 
 
+def test_a_graph_mode_schedules_a_token_a_seat_and_reads_our_tuned_tiles(model: Path) -> None:
+    asked = settings(model, seats_max=48, batch_max_tokens=4096)
+    mode = lookup("decode_graph_ht")
+
+    assert engine_arguments(asked, mode)["max_num_batched_tokens"] == 48
+    folder = Path(environment(asked, mode)["VLLM_TUNED_CONFIG_FOLDER"])
+    assert (folder / "E=64,N=768,device_name=NVIDIA_H200.json").is_file()
+    assert "VLLM_TUNED_CONFIG_FOLDER" not in environment(asked, lookup("decode_cpu_eager"))
+
+
 def test_a_graph_mode_captures_a_size_for_every_batch(model: Path) -> None:
     mode = lookup("decode_graph_ht_tbo")
 

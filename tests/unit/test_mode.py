@@ -16,10 +16,12 @@ from splitwave.core.mode import (
     lookup,
     missing_needs,
 )
+from splitwave.engine.vllm.worst_token.gate import BACKENDS
 
 DESIGNED = {
     "prefill_eager_ht": {StepKind.EAGER, StepKind.EAGER_UBATCHED},
     "decode_graph_ht": {StepKind.FULL},
+    "decode_graph_ht_legacy": {StepKind.FULL},
     "decode_graph_ht_tbo": {StepKind.UBATCHED_FULL, StepKind.FULL},
     "decode_graph_ag": {StepKind.FULL},
     "decode_graph_ll": {StepKind.FULL},
@@ -49,9 +51,31 @@ def test_a_graph_mode_never_runs_eagerly(mode: Mode) -> None:
     row = lookup(mode.name)
 
     assert row.vllm_args["enforce_eager"] is False
-    assert row.vllm_args["compilation_config"] == {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    assert row.vllm_args["compilation_config"] == {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+    }
     assert "breakable_graphs" in row.excludes
     assert row.device is Device.GPU
+
+
+@pytest.mark.parametrize(
+    ("name", "transport", "microbatched"),
+    [
+        ("decode_graph_ht", "v2", False),
+        ("decode_graph_ht_legacy", "legacy", False),
+        ("decode_graph_ht_tbo", "v2", True),
+    ],
+)
+def test_a_worst_token_mode_names_its_transport_and_the_backend_that_the_gate_wants(
+    name: str, transport: str, microbatched: bool
+) -> None:
+    row = lookup(name)
+
+    assert row.env["SPLITWAVE_WORST_TOKEN"] == transport
+    assert row.env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert row.vllm_args["all2all_backend"] == BACKENDS[transport, microbatched]
+    assert row.vllm_args.get("enable_dbo", False) is microbatched
 
 
 @pytest.mark.parametrize("mode", [m for m in MODES.values() if m.role == "decode"])

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitwave.core.mode import Device, Mode, StepKind
+from splitwave.core.mode import Device, Mode
 from splitwave.engine.port import Role
+from splitwave.engine.vllm.kernels import TUNED_FOLDER
 from splitwave.engine.vllm.switches import MODE
 
 CONNECTOR = "SplitwaveNixlConnector"
@@ -21,6 +22,8 @@ GUARD_ASYNC = "splitwave.engine.vllm.guard.AsyncGuardScheduler"
 KV_BYTES_MIN = 64 * 2**20
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LOGPROBS_MAX = 20
+TUNED = Path(__file__).parent / "moe_configs"
+"""Tiles of the expert kernel that `bench.tune_moe` has found, by shape and device."""
 
 
 class SettingsError(ValueError):
@@ -208,8 +211,8 @@ def engine_arguments(settings: VllmGroupSettings, mode: Mode) -> dict[str, objec
         arguments["scheduling_policy"] = "priority"
     else:
         arguments["scheduler_cls"] = GUARD_ASYNC if mode.vllm_args["async_scheduling"] else GUARD
-    if StepKind.COMPILED in mode.step_kinds:
-        # A step has a token a seat. A larger one would not have been warmed up, so none fits.
+    if mode.has_grid:
+        # A step has a token a seat. A larger one has no graph and was not warmed up: none fits.
         arguments["max_num_batched_tokens"] = settings.seats_max
     if mode.captures_graphs:
         compilation = mode.vllm_args["compilation_config"]
@@ -223,12 +226,17 @@ def engine_arguments(settings: VllmGroupSettings, mode: Mode) -> dict[str, objec
 def environment(settings: VllmGroupSettings, mode: Mode) -> dict[str, str]:
     """Return the variables that engine processes are started with."""
     threads = str(settings.threads_per_rank)
-    return dict(mode.env) | {
-        MODE: mode.name,
-        "OMP_NUM_THREADS": threads,
-        "VLLM_HOST_IP": settings.side_channel_host,
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.side_channel_host,
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(settings.side_channel_port),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    tuned = {} if mode.device is Device.CPU else {TUNED_FOLDER: str(TUNED)}
+    return (
+        dict(mode.env)
+        | tuned
+        | {
+            MODE: mode.name,
+            "OMP_NUM_THREADS": threads,
+            "VLLM_HOST_IP": settings.side_channel_host,
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": settings.side_channel_host,
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(settings.side_channel_port),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+    )
