@@ -7,7 +7,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from services.router import tracing
@@ -249,10 +249,9 @@ async def _first_token(
     began_s = step.now_s
     step.trail.at_work = True
     try:
-        call = _prefill_call(step, held, kv_layout)
         with tracing.call(names.PREFILL, {"splitwave.handoff.id": held.handoff_id}):
             result = await step.fleet.prefill(
-                replace(call, traceparent=tracing.traceparent()),
+                _prefill_call(step, held, kv_layout),
                 held,
                 step.share(PREFILL_SHARE),
                 frozenset(step.trail.avoid_prefill),
@@ -280,6 +279,7 @@ def _prefill_call(step: _Attempt, held: Held, kv_layout: str) -> PrefillCall:
         kv_layout=kv_layout,
         priority=step.call.request.priority,
         prompt_logprobs=_wanted_of_prompt(step),
+        traceparent=tracing.traceparent(),
     )
 
 

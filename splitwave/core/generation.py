@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 
 class FinishReason(enum.StrEnum):
@@ -71,12 +72,17 @@ FEATURES = (
 )  # fmt: skip
 """Fields of `Sampling` that change how tokens are sampled or ended, sorted."""
 
-_PLAIN = Sampling(max_tokens=1, temperature=0.0)
+_features_of = attrgetter(*FEATURES)
+_PLAIN = _features_of(Sampling(max_tokens=1, temperature=0.0))
 
 
 def features(sampling: Sampling) -> tuple[str, ...]:
     """Names of the features that a generation asks for beyond plain greedy sampling, sorted."""
-    return tuple(name for name in FEATURES if getattr(sampling, name) != getattr(_PLAIN, name))
+    asked = _features_of(sampling)
+    if asked == _PLAIN:
+        return ()
+    rows = zip(FEATURES, asked, _PLAIN, strict=True)
+    return tuple(name for name, given, plain in rows if given != plain)
 
 
 def first_token_is_kept(sampling: Sampling) -> bool:

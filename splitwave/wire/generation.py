@@ -8,7 +8,10 @@ from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
 from splitwave.core.sampling_limits import SamplingLimits, check_sampling
 from splitwave.v1alpha1 import generation_pb2 as pb
 
-_PREFIX: Final = "FINISH_REASON_"
+_TO_PROTO: Final = {
+    reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason
+}
+_FROM_PROTO: Final = {value: reason for reason, value in _TO_PROTO.items()}
 _EXPLICIT: Final = ("max_tokens", "temperature", "top_p", "repetition_penalty")
 """Fields whose absence is not their zero: between our services they are always set."""
 
@@ -92,16 +95,17 @@ def _read(message: pb.SamplingParams, max_tokens: int, eos_token_ids: tuple[int,
 
 def finish_reason_to_proto(reason: FinishReason | None) -> pb.FinishReason.ValueType:
     """None is UNSPECIFIED: it has not ended, or it failed."""
-    return pb.FinishReason.Value(_PREFIX + (reason.name if reason else "UNSPECIFIED"))
+    return pb.FINISH_REASON_UNSPECIFIED if reason is None else _TO_PROTO[reason]
 
 
 def finish_reason_from_proto(value: pb.FinishReason.ValueType) -> FinishReason | None:
     """UNSPECIFIED is None. Raises INTERNAL for a value that we do not know."""
     if value == pb.FINISH_REASON_UNSPECIFIED:
         return None
-    if value not in pb.FinishReason.values():
+    reason = _FROM_PROTO.get(value)
+    if reason is None:
         raise ServingError(Reason.INTERNAL, f"finish_reason: a peer sent {value}, unknown here")
-    return FinishReason[pb.FinishReason.Name(value).removeprefix(_PREFIX)]
+    return reason
 
 
 def logprobs_to_proto(rows: Sequence[TokenLogprob]) -> pb.TokenLogprobs | None:
