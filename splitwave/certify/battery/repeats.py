@@ -1,13 +1,17 @@
 """The same large request again and again: the n-th must cost what the second did."""
 
+import time
+
 from splitwave.certify.battery import statistics
 from splitwave.certify.battery.bench import Bench, Subject
 from splitwave.certify.battery.cases import prompt
 from splitwave.certify.battery.scale import Scale
+from splitwave.certify.battery.soak import costs
 from splitwave.certify.battery.statistics import StepSample, TooFewSamples
 from splitwave.certify.battery.verdict import Observed, Verdict
 from splitwave.core.evidence import Check as CheckName
 from splitwave.core.generation import Sampling
+from splitwave.core.mode import Device
 from splitwave.core.worker import Role
 from splitwave.engine.port import EngineRequest
 from splitwave.engine.vllm.probe.breaks import Break
@@ -54,9 +58,9 @@ class RepeatedLarge:
         return prompt(min(scale.repeat_prompt_tokens, envelope.prompt_max_tokens, room), 1)
 
     async def _steps(self, bench: Bench, rank: int) -> list[tuple[int, float]]:
-        """Tokens and CPU seconds of the request's steps on the rank under test."""
+        """Tokens and cost of the request's steps on the rank under test."""
         rig, target = bench.rig, bench.rig.target
-        mark = await target.last_step(rank)
+        mark, began_s = await target.last_step(rank), time.monotonic()
         if rig.role is Role.PREFILL:
             sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
             name = rig.name("large")
@@ -72,7 +76,11 @@ class RepeatedLarge:
             sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
             opened = await rig.open(self._prompt(bench), sampling, rank)
             await rig.finished(opened)
-        return [(step.tokens, step.cpu_s) for step in await target.probe.steps(rank, mark)]
+        device = bench.subject.mode.device
+        if device is Device.GPU and rig.role is Role.PREFILL:
+            # One step, whose time is not its worker's: the request's is the nearest.
+            return [(len(self._prompt(bench)), time.monotonic() - began_s)]
+        return costs(await target.probe.steps(rank, mark), device)
 
     def judge(self, seen: Observed, subject: Subject, scale: Scale) -> Verdict:
         """The interval's upper end below the drift's bound."""

@@ -153,7 +153,7 @@ async def _soak(bench: Bench, seconds: float, during: During) -> Observed:
         "seconds": seconds,
         **counts,
         "kinds": {kind: after[kind] - kinds.get(kind, 0) for kind in after},
-        "steps": [_costs(log, bench.subject.mode.device) for log in logs],
+        "steps": [costs(log, bench.subject.mode.device) for log in logs],
         "memory": [[sample[rank] for sample in memory] for rank in ranks],
     }
 
@@ -218,7 +218,7 @@ async def _failed(bench: Bench, token_ids: tuple[int, ...], sampling: Sampling, 
     return failed or flight.failure is not None
 
 
-def _costs(log: list[Step], device: Device) -> list[tuple[int, float]]:
+def costs(log: list[Step], device: Device) -> list[tuple[int, float]]:
     """Tokens and cost of each step: CPU seconds; on a GPU the time since the step before."""
     if device is Device.CPU:
         return [(step.tokens, step.cpu_s) for step in log]

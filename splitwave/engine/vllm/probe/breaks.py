@@ -15,7 +15,7 @@ class Break(enum.StrEnum):
     POISON_REACHES = "poison_reaches"
     """The last row that counts is poisoned too, in steps that are padded."""
     SLOW = "slow"
-    """Each step burns the CPU time that it took once more."""
+    """Each step burns the time that it took once more; on a GPU, that since the step before."""
     LEAK_MEMORY = "leak_memory"
     """Each step keeps so many bytes for ever."""
     ODD_STEP = "odd_step"

@@ -7,12 +7,15 @@ from typing import Any  # vLLM's worker, model and outputs are untyped here
 
 import numpy as np
 import psutil
+from vllm.platforms import current_platform
 
 from splitwave.engine.vllm import steps
 from splitwave.engine.vllm.probe.breaks import Break
 
 ROWS_MAX = 2**19
 """Steps that the log keeps, the latest: an hour and a half at 100 a second."""
+STEP_MAX_S = 1.0
+"""A longer time since the step before was idleness."""
 WRONG_BY = 1.02
 ODD_KIND = "piecewise"
 """A kind that vLLM has and no mode names."""
@@ -65,6 +68,7 @@ class WorkerProbe:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._log = StepLog()
+        self._is_cpu = current_platform.is_cpu()
         self._tokens = 0
         self._began_cpu_s: float | None = None
         self._before: dict[Break, Callable[[int], None]] = {}
@@ -115,12 +119,19 @@ class WorkerProbe:
     def _sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         result = self._sample(*args, **kwargs)
         if self._began_cpu_s is not None and self._tokens:
+            spent_s = self._spent_s(time.process_time() - self._began_cpu_s)
             for hook in self._after.values():
-                hook(time.process_time() - self._began_cpu_s)
+                hook(spent_s)
             cpu_s = time.process_time() - self._began_cpu_s
             self._log.add(self._tokens, cpu_s, time.monotonic())
         self._began_cpu_s = None
         return result
+
+    def _spent_s(self, cpu_s: float) -> float:
+        """What the step took so far: CPU time; on a GPU the time since the step before."""
+        if self._is_cpu or not self._log.number:
+            return cpu_s
+        return min(STEP_MAX_S, time.monotonic() - self._log.rows(self._log.number - 1)[0][3])
 
     def _final_norm(self) -> Any:
         parameters = dict(self._worker.model_runner.get_model().named_parameters())
@@ -217,8 +228,6 @@ def burn(cpu_s: float) -> None:
 
 def memory(worker: Any) -> dict[str, int]:
     """Bytes that this process has resident, and that it has reserved on its GPU (0 without)."""
-    from vllm.platforms import current_platform
-
     device_bytes = 0
     if not current_platform.is_cpu():
         import torch
