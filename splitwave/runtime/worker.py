@@ -41,7 +41,7 @@ class WorkerConfig(ProcessConfig):
         False, "serve without a certificate that fits, marked; routers must be told to take it"
     )
     decertified_patience_s: float = setting(
-        2.0,
+        5.0,
         "how long a group that ran a step outside its mode waits for a router's judgement; "
         "then it drains",
     )

@@ -37,7 +37,7 @@ class Processes:
 
     def __init__(self, model: Path, out: Path) -> None:
         self._model, self._out = model, out
-        self.first_port = free_ports(24)
+        self.first_port = free_ports(16)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def address(self, index: int) -> str:
@@ -60,10 +60,11 @@ class Processes:
 
     def worker(self, name: str, index: int, *flags: str, **environment: str) -> None:
         """Start a worker with side channel ports of its own."""
-        port = self.first_port + 8 + 4 * index
+        port = self.first_port + 8 + 2 * index
         self.start(
             name, index, "--worker-id", name, "--log-dir", str(self._out / name),
-            "--engine-settings", f"side_channel_port={port}", *flags, **environment,
+            "--engine-settings", f"side_channel_port={port}", "--decertified-patience-s", "60",
+            *flags, **environment,
         )  # fmt: skip
 
     def stop(self) -> dict[str, int]:

