@@ -255,6 +255,20 @@ def test_a_result_names_no_folder_of_the_machine_it_was_made_on(tmp_path: Path) 
     assert merge.merged([path])["command"] == "run x"
 
 
+def test_a_mode_that_parts_more_than_rounding_explains_is_named(tmp_path: Path) -> None:
+    result = merge.merged([part(tmp_path / "a.json", {"small/graph_v2": "done"}, {})])
+    row = result["rows"]["small/graph_v2"]
+    row["across_batches"] = {"differences_a_token": 0.2}
+    equality = {"sequences": 9, "equal": 0, "differences_a_token": 0.3}
+    row["equality"] = {"64": equality, "walk": equality}
+
+    assert "(0.300 a token against 0.200)" in page.undecided(result)
+
+    row["across_batches"]["differences_a_token"] = 0.3
+
+    assert page.undecided(result) == ""
+
+
 def test_a_forced_wedge_is_told_in_a_line(tmp_path: Path) -> None:
     path = part(tmp_path / "a.json", {"small/graph_v2": "done"}, {})
     data = json.loads(path.read_text())
