@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 # Programs of the environment (buf, protoc plugins) are found by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help venv install demo test test-fast test-py312 e2e clients clients-all ci-system certify-cpu sim bench gen lint type imports fmt contract-release news clean
+.PHONY: help venv install demo test test-fast test-py312 e2e clients clients-all ci-system certify-cpu sim sim-waves bench gen lint type imports fmt contract-release news clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -79,6 +79,10 @@ certify-cpu: install ## Full certificates for both pools of the demo stack, on t
 
 sim: install ## Seeded faults in virtual time: make sim SEEDS=1000.
 	@SPLITWAVE_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/sim
+
+sim-waves: install ## The wave simulation alone, compiled; goes on where it was stopped: SEEDS=1000000.
+	@$(BIN)/python -m bench.wave_compiled build/waves
+	@cd build/waves && $(CURDIR)/$(BIN)/python -m bench.wave_sim --seeds $(SEEDS) --state waves.state.json
 
 bench: install ## Run the workloads in bench/ and write their results.
 	@$(BIN)/python -m bench.run

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.sim.wave.runner import Failure, Tally
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("splitwave/core/wave*.py", "tests/sim/wave/*.py")
+SOURCES = ("splitwave/core/wave.py", "splitwave/core/wave_message.py", "tests/sim/wave/*.py")
 
 
 class OtherRun(Exception):
