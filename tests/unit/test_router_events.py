@@ -169,3 +169,44 @@ async def test_a_client_that_reads_nothing_is_given_up_once(stand: Stand) -> Non
 
     assert stand.gave_up == 1
     assert sum(map(len, stand.writes)) > UNSENT_BYTES_MAX
+
+
+class Transport:
+    """A connection that is fine, closing, or broken."""
+
+    def __init__(self, *, closing: bool = False, failure: Exception | None = None) -> None:
+        self.written = b""
+        self._closing, self._failure = closing, failure
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def write(self, data: bytes) -> None:
+        assert not self._closing
+        if self._failure is not None:
+            raise self._failure
+        self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+async def test_a_connection_that_breaks_costs_no_other_stream_its_events() -> None:
+    turn, given_up = Turn(), []
+    transports = {
+        "broken": Transport(failure=RuntimeError("the handler is closed")),
+        "closing": Transport(closing=True),
+        "fine": Transport(),
+    }
+    streams = []
+    for name, transport in transports.items():
+        stream = EventStream(lambda name=name: given_up.append(name), "r", turn)  # type: ignore[misc]  # mypy cannot infer it
+        stream._transport = transport  # type: ignore[assignment]  # noqa: SLF001  # `open` needs a real one
+        streams.append(stream)
+    for number in range(2):
+        for stream in streams:
+            stream.write(b"%d" % number)
+        await turns(4)
+
+    assert transports["fine"].written == b"data: 0\n\ndata: 1\n\n"
+    assert set(given_up) == {"broken"}

@@ -6,12 +6,15 @@ WHATWG HTML, "Server-sent events"; chunked framing: RFC 9112, section 7.1.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import cast
 
 from aiohttp import web
 
 from services.router.openai.connections import Connection
+
+_log = logging.getLogger(__name__)
 
 UNSENT_BYTES_MAX = 1024 * 1024
 """A client with more than this unread is treated as gone: memory is bounded."""
@@ -45,7 +48,11 @@ class Turn:
     def _flush(self) -> None:
         written, self._written = self._written, []
         for stream in written:
-            stream.flush()
+            try:
+                stream.flush()
+            except Exception as error:  # noqa: BLE001  # One client's connection must not cost others'.
+                _log.warning("a stream of events could not be written: %r", error)
+                stream.give_up()
 
 
 class EventStream:
@@ -78,12 +85,18 @@ class EventStream:
             return
         events = b"".join(self._kept)
         self._kept.clear()
+        if self._transport.is_closing():
+            return  # The client has gone, and the request ends by that.
         if self._chunked:
             events = b"%x\r\n%b\r\n" % (len(events), events)
         self._transport.write(events)
         if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             self._transport.abort()
-            self._give_up()
+            self.give_up()
+
+    def give_up(self) -> None:
+        """End the request: nobody can be told what becomes of it."""
+        self._give_up()
 
     def harmless(self) -> None:
         """Write a comment, which clients skip: who has gone will say so."""
