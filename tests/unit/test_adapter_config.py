@@ -81,6 +81,25 @@ def test_settings_that_fit_give_their_mode(model: Path) -> None:
         ("side_channel_port", {"side_channel_port": 80}, "within 1024"),
         ("prefix_caching", {"prefix_caching": True}, "off in mode decode_cpu_eager"),
         ("expert_parallel", {"mode": "decode_graph_ag", "expert_parallel": False}, "must be on"),
+        ("capture_sizes", {"mode": "decode_graph_ag", "capture_sizes": "8 12"}, "grid_is_aligned"),
+        ("capture_sizes", {"mode": "decode_graph_ag", "capture_sizes": "16 8"}, "grid_ascends"),
+        (
+            "capture_sizes",
+            {"mode": "decode_graph_ht_tbo", "capture_sizes": "64"},
+            "rule grid_is_dense); add 32",
+        ),
+        (
+            "seats_max",
+            {"mode": "decode_graph_ag", "capture_sizes": "8"},
+            "rule seats_fit_the_grid); set seats_max to 8 or less",
+        ),
+        ("capture_sizes", {"capture_sizes": "8 16"}, "rule eager_has_no_graphs"),
+        (
+            "capture_sizes",
+            {"mode": "decode_cpu_compiled", "capture_sizes": "8 16"},
+            "rule grid_is_dense",
+        ),
+        ("capture_sizes", {"mode": "decode_graph_ag", "capture_sizes": "8, x"}, "write whole"),
     ],
 )
 def test_what_cannot_work_is_refused_by_field_and_fix(
@@ -109,6 +128,26 @@ def test_no_batch_of_a_compiled_mode_is_larger_than_what_it_warms_up(model: Path
     asked = settings(model, mode="decode_cpu_compiled", seats_max=5)
 
     assert engine_arguments(asked, lookup(asked.mode))["max_num_batched_tokens"] == 5
+
+
+@pytest.mark.parametrize("name", ["decode_graph_ag", "decode_graph_ht", "decode_graph_ht_tbo"])
+def test_a_graph_mode_refuses_graphs_that_break(model: Path, name: str) -> None:
+    asked = settings(model, mode=name)
+
+    assert check(asked, {"VLLM_USE_BREAKABLE_CUDAGRAPH": "0"}).name == name
+    with pytest.raises(SettingsError, match=r"rule no_breakable_graphs.*unset VLLM_USE_BREAKABLE"):
+        check(asked, {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"})
+
+
+@pytest.mark.parametrize("text", ["8 16", "8,16", "[8, 16]"])
+def test_capture_sizes_are_those_that_were_asked_for(model: Path, text: str) -> None:
+    mode = lookup("decode_graph_ag")
+    asked = settings(model, mode=mode.name, capture_sizes=text)
+
+    assert batch_grid(asked, check(asked, {})) == (8, 16)
+    compilation = engine_arguments(asked, mode)["compilation_config"]
+    assert isinstance(compilation, dict)
+    assert compilation["cudagraph_capture_sizes"] == [8, 16]
 
 
 def test_a_dense_model_has_no_experts_to_spread(model: Path) -> None:

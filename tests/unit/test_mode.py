@@ -103,3 +103,18 @@ def test_a_gpu_mode_is_unusable_on_the_cpu_build() -> None:
         missing = missing_needs(mode, {CPU_BUILD.name})
 
         assert bool(missing) is (mode.device is Device.GPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "seats", "grid"),
+    [
+        ("decode_cpu_eager", 16, ()),
+        ("prefill_eager_ht", 16, ()),
+        ("decode_cpu_compiled", 3, (1, 2, 3)),
+        ("decode_graph_ag", 16, (8, 16)),
+        ("decode_graph_ag", 17, (8, 16, 24)),
+        ("decode_graph_ht_tbo", 1, (32,)),
+    ],
+)
+def test_the_dense_grid_holds_every_seat(name: str, seats: int, grid: tuple[int, ...]) -> None:
+    assert lookup(name).dense_grid(seats) == grid
