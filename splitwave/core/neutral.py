@@ -56,6 +56,7 @@ NEUTRAL: Mapping[str, str] = {
     "env.TRITON_CACHE_DIR": _PATH,
     "env.TRITON_DUMP_DIR": _PATH,
     "env.DG_JIT_CACHE_DIR": _PATH,
+    "env.EP_JIT_CACHE_DIR": _PATH,
     "env.FLASHINFER_WORKSPACE_BASE": _PATH,
     "env.NCCL_DEBUG_FILE": _PATH,
     "env.VLLM_API_KEY": "a secret",

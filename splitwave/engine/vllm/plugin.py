@@ -30,6 +30,7 @@ def register() -> None:
 
     from splitwave.engine.vllm import (
         core_calls,
+        jit_caches,
         misrouting,
         progress,
         seams,
@@ -55,7 +56,9 @@ def register() -> None:
 
         moe.install()
         warm.install()
-    elif transport := switches.worst_token_transport():
+        return
+    jit_caches.separate()
+    if transport := switches.worst_token_transport():
         from splitwave.engine.vllm.worst_token import fit, install
 
         seams.check_seams(fit.SEAMS)
