@@ -21,6 +21,8 @@ from splitwave.core.strict_json import Fields, JsonError, canonical, flatten, pa
 
 FORMAT = 1
 BYTES_MAX = 4 * 2**20
+NAMED_MAX = 8
+"""Differences of fingerprints, beside the first, whose names a refusal has."""
 _CONTEXT = b"splitwave certificate 1\n"
 """Before what is signed, so that a signature can never be taken for one over something else."""
 
@@ -294,8 +296,10 @@ def _other_engines(body: Certificate, wanted: Wanted) -> Refusal | None:
     differences = body.fingerprint.differences(wanted.fingerprint)
     if not differences:
         return None
-    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-    return Refusal(RefusalKind.WRONG_FINGERPRINT, differences[0].name, f"{differences[0]}{more}")
+    first, rest = differences[0], [difference.name for difference in differences[1:]]
+    more = f"; then {len(rest)} more: {', '.join(rest[:NAMED_MAX])}" if rest else ""
+    unnamed = ", ..." if len(rest) > NAMED_MAX else ""
+    return Refusal(RefusalKind.WRONG_FINGERPRINT, first.name, f"{first}{more}{unnamed}")
 
 
 def _outside(body: Certificate, wanted: Wanted) -> Refusal | None:

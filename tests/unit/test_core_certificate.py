@@ -257,6 +257,19 @@ def test_any_other_value_of_the_fingerprint_is_named(name: str) -> None:
     assert "'other'" in refusal.message
 
 
+def test_differences_beyond_the_first_are_counted_and_named_as_far_as_fits() -> None:
+    two = judged(signed(), fingerprint=Fingerprint(VALUES | {"env.A": "1", "env.B": "1"}))
+    many = judged(
+        signed(), fingerprint=Fingerprint(VALUES | {f"env.A{n:02}": "1" for n in range(10)})
+    )
+
+    assert two is not None
+    assert two.message == "env.A: certified not there, found '1'; then 1 more: env.B"
+    assert many is not None
+    assert "; then 9 more: env.A01, env.A02," in many.message
+    assert many.message.endswith("env.A08, ...")
+
+
 def test_a_group_of_another_shape_is_outside_the_envelope() -> None:
     refusal = judged(signed(), shape=dataclasses.replace(SHAPE, ranks=3))
 
