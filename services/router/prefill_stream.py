@@ -8,7 +8,7 @@ from typing import Protocol
 
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.prefill import PrefillCall, PrefillResult
-from splitwave.wire.prefill_many import Answer, Order
+from splitwave.wire.prefill_many import Answer, Outgoing, outgoing
 
 
 class NoSuchStream(Exception):
@@ -18,7 +18,9 @@ class NoSuchStream(Exception):
 class Connection(Protocol):
     """One call of PrefillService.PrefillMany. Methods raise ServingError, or NoSuchStream."""
 
-    async def send(self, orders: Sequence[Order], cancelled: Sequence[int]) -> None:
+    async def send(
+        self, orders: Sequence[Outgoing], cancelled: Sequence[int], now_s: float
+    ) -> None:
         """Send calls that begin and the numbers of those that nobody waits for any more."""
 
     async def receive(self) -> Sequence[Answer] | None:
@@ -77,16 +79,19 @@ class _Life:
     def __init__(self, dial: Dial) -> None:
         self.over = False
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}
-        self._orders: list[tuple[int, PrefillCall, float]] = []
+        self._orders: list[Outgoing] = []
         self._cancelled: list[int] = []
         self._filled = asyncio.Event()
         self._task = asyncio.create_task(self._run(dial), name="prefill stream")
 
     def order(self, number: int, call: PrefillCall, until_s: float) -> "asyncio.Future[Outcome]":
-        """Send a call with the next write; its end is the future's result, errors included."""
+        """Send a call with the next write; its end is the future's result, errors included.
+
+        Raises ValueError for a call that cannot be encoded.
+        """
+        self._orders.append(outgoing(number, call, until_s))
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        self._orders.append((number, call, until_s))
         self._filled.set()
         return answer
 
@@ -94,8 +99,8 @@ class _Life:
         """Nobody waits for a call any more; if it is still out, the worker is told."""
         if self._waiting.pop(number, None) is None:
             return
-        for index, (ordered, _, _) in enumerate(self._orders):
-            if ordered == number:
+        for index, order in enumerate(self._orders):
+            if order.number == number:
                 del self._orders[index]
                 return
         self._cancelled.append(number)
@@ -138,10 +143,9 @@ class _Life:
         while True:
             await self._filled.wait()
             self._filled.clear()
-            taken, self._orders = self._orders, []
+            orders, self._orders = self._orders, []
             cancelled, self._cancelled = self._cancelled, []
-            orders = [Order(number, call, until_s - now_s()) for number, call, until_s in taken]
-            await connection.send(orders, cancelled)
+            await connection.send(orders, cancelled, now_s())
 
     async def _read(self, connection: Connection) -> None:
         while (answers := await connection.receive()) is not None:

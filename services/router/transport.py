@@ -32,7 +32,7 @@ from splitwave.wire.prefill import (
 )
 from splitwave.wire.prefill_many import (
     Answer,
-    Order,
+    Outgoing,
     answers_from_proto,
     may_share,
     orders_to_proto,
@@ -119,9 +119,11 @@ class GrpcPrefillMany:
     def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
         self._call = call
 
-    async def send(self, orders: Sequence[Order], cancelled: Sequence[int]) -> None:
+    async def send(
+        self, orders: Sequence[Outgoing], cancelled: Sequence[int], now_s: float
+    ) -> None:
         """Send calls that begin and those that nobody waits for any more."""
-        for request in orders_to_proto(orders, cancelled):
+        for request in orders_to_proto(orders, cancelled, now_s):
             with _failures(), _known():
                 await self._call.write(request)
 

@@ -13,6 +13,8 @@ LOGIT_BIAS_MAX = 1024
 PROMPT_LOGPROBS_MAX = 65_536
 """Log probabilities of one prompt, all positions together: about 0.5 MB on the wire."""
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+TOP_K_MAX = 2**32 - 1
+PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +77,8 @@ def _shape_faults(sampling: Sampling) -> Iterator[str]:
         yield f"temperature: {sampling.temperature} is not 0 or more; use 0 for greedy"
     if not 0.0 < sampling.top_p <= 1.0:
         yield f"top_p: {sampling.top_p} is not in (0, 1]; use 1 to switch it off"
-    if sampling.top_k < 0:
-        yield f"top_k: {sampling.top_k} is below 0; use 0 to switch it off"
+    if not 0 <= sampling.top_k <= TOP_K_MAX:
+        yield f"top_k: {sampling.top_k} is not in [0, {TOP_K_MAX}]; use 0 to switch it off"
     if not 0.0 <= sampling.min_p <= 1.0:
         yield f"min_p: {sampling.min_p} is not in [0, 1]; use 0 to switch it off"
     if sampling.seed is not None and not SEED_MIN <= sampling.seed <= SEED_MAX:

@@ -34,6 +34,18 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Outgoing:
+    """An order before it is sent. Made where its call is begun: what cannot be encoded fails
+    that call, and not whatever shares the write."""
+
+    number: int
+    request: pb.PrefillRequest
+    traceparent: str
+    until_s: float
+    """When the call's time is over, on the sender's clock."""
+
+
+@dataclass(frozen=True, slots=True)
 class BadOrder:
     """A call that cannot be taken: it ends that call, never the stream."""
 
@@ -51,8 +63,13 @@ def may_share(call: PrefillCall) -> bool:
     return call.prompt_logprobs is None and tokens <= ORDER_TOKENS_MAX
 
 
+def outgoing(number: int, call: PrefillCall, until_s: float) -> Outgoing:
+    """Encode a call. Raises ValueError for what no message can hold."""
+    return Outgoing(number, prefill_call_to_proto(call), call.traceparent, until_s)
+
+
 def orders_to_proto(
-    orders: Sequence[Order], cancelled: Sequence[int]
+    orders: Sequence[Outgoing], cancelled: Sequence[int], now_s: float
 ) -> Iterator[pb.PrefillManyRequest]:
     """What to write for calls that begin and calls that nobody waits for, in few writes."""
     request = pb.PrefillManyRequest(cancelled_numbers=cancelled)
@@ -63,11 +80,11 @@ def orders_to_proto(
             request, tokens = pb.PrefillManyRequest(), 0
         request.orders.add(
             number=order.number,
-            request=prefill_call_to_proto(order.call),
-            remaining=duration_to_proto(order.remaining_s),
-            traceparent=order.call.traceparent,
+            request=order.request,
+            remaining=duration_to_proto(max(0.0, order.until_s - now_s)),
+            traceparent=order.traceparent,
         )
-        tokens += len(order.call.token_ids)
+        tokens += len(order.request.token_ids)
     yield request
 
 

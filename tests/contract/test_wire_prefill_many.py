@@ -20,6 +20,7 @@ from splitwave.wire.prefill_many import (
     may_share,
     orders_from_proto,
     orders_to_proto,
+    outgoing,
 )
 from tests.contract import messages
 from tests.contract.golden_messages import CALL, FAILURE, HELD
@@ -30,11 +31,15 @@ from tests.contract.test_wire_messages import wire
 @given(messages.prefill_calls, st.integers(1, 2**64 - 1), st.integers(0, 10**9), messages.text)
 def test_an_order_goes_round(call: PrefillCall, number: int, us: int, traceparent: str) -> None:
     order = Order(number, replace(call, traceparent=traceparent), us / 1e6)
-    (request,) = orders_to_proto([order], [3, 4])
+    (request,) = orders_to_proto([outgoing(number, order.call, 7.0 + us / 1e6)], [3, 4], 7.0)
 
     came = pb.PrefillManyRequest.FromString(request.SerializeToString())
 
-    assert (orders_from_proto(came), list(came.cancelled_numbers)) == ([order], [3, 4])
+    (read,) = orders_from_proto(came)
+    assert isinstance(read, Order)
+    assert read.remaining_s == pytest.approx(order.remaining_s, abs=1e-6)
+    assert replace(read, remaining_s=order.remaining_s) == order
+    assert list(came.cancelled_numbers) == [3, 4]
 
 
 @wire
@@ -57,12 +62,12 @@ def test_what_is_large_does_not_share() -> None:
 
 
 def test_writes_are_bounded_in_calls_and_in_tokens() -> None:
-    few = [Order(number, CALL, 1.0) for number in range(1, 2 * ORDERS_MAX + 2)]
+    few = [outgoing(number, CALL, 1.0) for number in range(1, 2 * ORDERS_MAX + 2)]
     large = replace(CALL, token_ids=[5] * ORDER_TOKENS_MAX)
-    many = [Order(number, large, 1.0) for number in range(1, 6)]
+    many = [outgoing(number, large, 1.0) for number in range(1, 6)]
     answers = [(number, HELD) for number in range(1, 2 * ORDERS_MAX + 2)]
 
-    by_calls, by_tokens = list(orders_to_proto(few, [])), list(orders_to_proto(many, []))
+    by_calls, by_tokens = list(orders_to_proto(few, [], 0.0)), list(orders_to_proto(many, [], 0.0))
 
     assert [len(request.orders) for request in by_calls] == [ORDERS_MAX, ORDERS_MAX, 1]
     per_write = WRITE_TOKENS_MAX // ORDER_TOKENS_MAX
@@ -71,7 +76,7 @@ def test_writes_are_bounded_in_calls_and_in_tokens() -> None:
 
 
 def test_an_order_that_cannot_be_taken_is_its_own_failure() -> None:
-    (request,) = orders_to_proto([Order(1, CALL, 1.0), Order(2, CALL, 1.0)], [])
+    (request,) = orders_to_proto([outgoing(1, CALL, 1.0), outgoing(2, CALL, 1.0)], [], 0.0)
     request.orders[0].request.ClearField("token_ids")
     request.orders[1].ClearField("remaining")
 
@@ -84,7 +89,7 @@ def test_an_order_that_cannot_be_taken_is_its_own_failure() -> None:
 
 
 def test_an_order_without_a_number_ends_the_stream() -> None:
-    (request,) = orders_to_proto([Order(1, CALL, 1.0)], [])
+    (request,) = orders_to_proto([outgoing(1, CALL, 1.0)], [], 0.0)
     request.orders[0].number = 0
 
     with pytest.raises(ServingError, match=r"orders\.number: 0"):

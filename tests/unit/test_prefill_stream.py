@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -17,6 +17,7 @@ from splitwave.wire.prefill_many import (
     Answer,
     BadOrder,
     Order,
+    Outgoing,
     answers_from_proto,
     answers_to_proto,
     orders_from_proto,
@@ -92,10 +93,12 @@ class Wire:
         for response in answers_to_proto(answers):
             self._down.put_nowait(answers_from_proto(response))
 
-    async def send(self, orders: Sequence[Order], cancelled: Sequence[int]) -> None:
-        self.writes.append([*(x.call.request_id for x in orders), *(f"-{x}" for x in cancelled)])
+    async def send(
+        self, orders: Sequence[Outgoing], cancelled: Sequence[int], now_s: float
+    ) -> None:
+        self.writes.append([*(x.request.request_id for x in orders), *(f"-{x}" for x in cancelled)])
         await asyncio.sleep(WAY_S)
-        for request in orders_to_proto(orders, cancelled):
+        for request in orders_to_proto(orders, cancelled, now_s):
             self._up.put_nowait(request)
 
     async def receive(self) -> Sequence[Answer] | None:
@@ -258,6 +261,23 @@ def test_a_call_without_an_answer_ends_at_its_time_and_the_worker_is_told() -> N
     in_world(scenario)
 
 
+def test_a_call_that_no_message_can_hold_fails_alone() -> None:
+    async def scenario(world: World) -> None:
+        good = world.begin("a")
+        bad = asyncio.create_task(world.stream.prefill(replace(call("b"), priority=2**40), 5.0))
+        also_good = world.begin("c")
+        await asyncio.sleep(0.01)
+        for name in "ac":
+            world.worker.answers[name].set_result(result(1))
+
+        with pytest.raises(ValueError, match="range"):
+            await bad
+        assert [(await task).token_id for task in (good, also_good)] == [1, 1]
+        assert world.worker.came == ["a", "c"]
+
+    in_world(scenario)
+
+
 @pytest.mark.parametrize("how", ["break", "end"])
 def test_a_stream_that_ends_fails_its_calls_and_the_next_opens_another(how: str) -> None:
     async def scenario(world: World) -> None:
@@ -280,7 +300,9 @@ def test_a_stream_that_ends_fails_its_calls_and_the_next_opens_another(how: str)
 
 def test_a_worker_that_has_no_such_stream_says_so_to_every_call() -> None:
     class Old:
-        async def send(self, orders: Sequence[Order], cancelled: Sequence[int]) -> None: ...
+        async def send(
+            self, orders: Sequence[Outgoing], cancelled: Sequence[int], now_s: float
+        ) -> None: ...
 
         async def receive(self) -> Sequence[Answer] | None:
             await asyncio.sleep(WAY_S)
@@ -303,7 +325,9 @@ def test_a_worker_that_has_no_such_stream_says_so_to_every_call() -> None:
 
 def test_what_a_worker_sends_against_the_contract_fails_the_calls_and_no_more() -> None:
     class Broken:
-        async def send(self, orders: Sequence[Order], cancelled: Sequence[int]) -> None: ...
+        async def send(
+            self, orders: Sequence[Outgoing], cancelled: Sequence[int], now_s: float
+        ) -> None: ...
 
         async def receive(self) -> Sequence[Answer] | None:
             await asyncio.sleep(WAY_S)

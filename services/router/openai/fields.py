@@ -12,7 +12,12 @@ import msgspec
 from services.router.order import check_choices
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
-from splitwave.core.sampling_limits import SamplingLimits, check_sampling
+from splitwave.core.sampling_limits import (
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    SamplingLimits,
+    check_sampling,
+)
 from splitwave.text import TextOptions
 
 
@@ -74,6 +79,15 @@ class GenerationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def choices(self) -> int:
         """Completions of each prompt. Raises INVALID_REQUEST for none, or too many."""
         return check_choices(given_or(self.n, 1))
+
+    def checked_priority(self) -> int:
+        """The priority. Raises INVALID_REQUEST for one that no message can hold."""
+        priority = given_or(self.priority, 0)
+        if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+            raise invalid(
+                f"priority: {priority} is not in [{PRIORITY_MIN}, {PRIORITY_MAX}]; use another"
+            )
+        return priority
 
     def check_stream(self) -> None:
         """Raise INVALID_REQUEST for stream options without a stream."""

@@ -111,7 +111,7 @@ class OrderBook:
             choices=body.choices,
             first_choice=index * body.choices,
             prompt_logprobs=body.wanted_prompt_logprobs,
-            priority=body.priority or 0,
+            priority=body.checked_priority(),
             trace_headers=_trace_headers(headers),
         )
 
