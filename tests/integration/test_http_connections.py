@@ -163,11 +163,13 @@ async def test_connections_are_bounded_and_the_next_is_told(hasty: RouterStack) 
             await client.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             await client.reader.readuntil(b"\r\n\r\n")
         spare, over = [await held.enter_async_context(connected(hasty)) for _ in range(2)]
-        status, answer = answer_of(await over.rest())
+        said = await over.rest()
         await spare.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", end=True)
         assert b"200 OK" in await spare.rest()
 
-    assert (status, answer["error"]["code"]) == (503, "overloaded")
+    status, answer = answer_of(said)
+    assert (status, answer["error"]["code"]) == (429, "overloaded")
+    assert b"\r\nRetry-After: 1\r\n" in said
     assert hasty.door.refusals.counts["unread", Reason.OVERLOADED] == 1
 
 

@@ -16,7 +16,7 @@ from aiohttp import HttpVersion11, web
 
 from services.router.refusals import UNREAD, Refusals
 from splitwave.core.errors import Reason, ServingError
-from splitwave.wire.errors import openai_error_body
+from splitwave.wire.errors import HTTP_STATUS, openai_error_body, retry_after_header
 
 LOOKS_S: Final = (0.01, 0.05, 0.25)
 """When it is looked whether a client that ended its side is there still; then each LOOK_EVERY_S."""
@@ -66,11 +66,10 @@ class Connection(web.RequestHandler):
         self._await_head()
         assert self._manager is not None
         if len(self._manager.connections) > self._limits.connections_max:
-            self._refuse(
-                Reason.OVERLOADED,
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                f"there are {self._limits.connections_max} connections already; try again later",
-            )
+            most = self._limits.connections_max
+            why = f"there are {most} connections already; try again later"
+            error = ServingError(Reason.OVERLOADED, why, retry_after_s=1.0)
+            self._refuse(error, HTTPStatus(HTTP_STATUS[error.reason]))
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; those that begin a head must be followed by all of it in time."""
@@ -108,7 +107,8 @@ class Connection(web.RequestHandler):
             self.close()  # An earlier request of this connection gets its answer before.
         elif self._head_began:
             within = f"did not come within {self._limits.head_max_s:g} s; send it at once"
-            self._refuse(Reason.INVALID_REQUEST, HTTPStatus.REQUEST_TIMEOUT, f"the head: {within}")
+            error = ServingError(Reason.INVALID_REQUEST, f"the head: {within}")
+            self._refuse(error, HTTPStatus.REQUEST_TIMEOUT)
         else:
             self.force_close()  # It never said anything, so there is nothing to answer.
 
@@ -116,14 +116,18 @@ class Connection(web.RequestHandler):
         """True if no request is being answered, or waits for that."""
         return self._waiter is not None and not self._waiter.done() and not self._messages
 
-    def _refuse(self, reason: Reason, status: HTTPStatus, message: str) -> None:
+    def _refuse(self, error: ServingError, status: HTTPStatus) -> None:
         """Say why outside of any request, and close."""
-        self._refusals.count(UNREAD, reason)
-        body = msgspec.json.encode(openai_error_body(ServingError(reason, message)))
-        head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
+        self._refusals.count(UNREAD, error.reason)
+        body = msgspec.json.encode(openai_error_body(error))
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+            **retry_after_header(error),
+        }
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *map(": ".join, headers.items())]
+        head = "\r\n".join([*lines, "", ""])
         if self.transport is not None:
             self.transport.write(head.encode() + body)
         self.force_close()
