@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tokenizers.decoders import DecodeStream
 
-from splitwave.demo_model import default_dir
+from services.cli.up import build_model
 from splitwave.text import Detokenizer, TextOptions, TextStream, Tokenizer
 
 STREAMS = 64
@@ -103,13 +103,14 @@ def cpu_model() -> str:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=default_dir("identical"))
+    parser.add_argument("--model", type=Path, help="its directory; default: the demo's, built")
     args = parser.parse_args()
-    tokenizer = Tokenizer.load(args.model)
+    model = args.model or build_model("demo", lambda who, what: None)
+    tokenizer = Tokenizer.load(model)
     token_ids = tokenizer.encode(TEXT)
     report = {
         "command": "python -m bench.detokenizer",
-        "model": args.model.name,
+        "model": model.name,
         "git_sha": git("rev-parse", "HEAD"),
         "git_dirty": bool(git("status", "--porcelain", "--", "splitwave/text", __file__)),
         "python": platform.python_version(),

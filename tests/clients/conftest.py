@@ -1,6 +1,7 @@
 """One stack for all clients of a run: the real one where vLLM is, simulated engines elsewhere."""
 
 import contextlib
+import json
 import subprocess
 import time
 import urllib.error
@@ -57,9 +58,9 @@ def smg_in_front(target: Target) -> Iterator[Target]:
     )
     try:
         deadline_s = time.monotonic() + SMG_READY_S
-        while not _knows(target):
+        while not _serves(target):
             assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline_s, "smg does not know the worker"
+            assert time.monotonic() < deadline_s, "smg does not serve"
             time.sleep(0.2)
         yield target
     finally:
@@ -71,9 +72,16 @@ def smg_in_front(target: Target) -> Iterator[Target]:
             process.communicate()
 
 
-def _knows(target: Target) -> bool:
+def _serves(target: Target) -> bool:
+    """True once it has the tokenizer too, which it takes in the background."""
+    body = {"model": target.model, "prompt": "x", "max_tokens": 1}
+    ask = urllib.request.Request(
+        f"http://{target.smg}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
     try:
-        with urllib.request.urlopen(f"http://{target.smg}/v1/models", timeout=5.0) as answer:
-            return f'"{target.model}"'.encode() in answer.read()
+        with urllib.request.urlopen(ask, timeout=30.0) as answer:
+            return bool(answer.status == 200)
     except (OSError, urllib.error.URLError):
         return False

@@ -1,6 +1,6 @@
 """A session of the openai package, run by that package's own environment; tells as JSON.
 
-.clients/openai/bin/python tests/clients/openai_session.py http://127.0.0.1:8080/v1 MODEL
+.clients/openai/bin/python tests/clients/openai_session.py http://127.0.0.1:8080/v1 MODEL STREAMS
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import openai
 
 PROMPT = "The capital of France is"
 CHAT = [{"role": "user", "content": "Tell me of the sea."}]
-STREAMS = 32
 
 
 def texts(client: openai.OpenAI, model: str) -> dict[str, object]:
@@ -70,7 +69,7 @@ def refusals(client: openai.OpenAI, model: str) -> list[list[object]]:
     return told
 
 
-async def many(address: str, model: str) -> dict[str, object]:
+async def many(address: str, model: str, streams: int) -> dict[str, object]:
     """Streams at once over the asynchronous client; one more is left in its midst."""
     async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
 
@@ -88,8 +87,8 @@ async def many(address: str, model: str) -> dict[str, object]:
         )
         await anext(aiter(left))
         await left.close()
-        got = await asyncio.gather(*(one(number) for number in range(STREAMS)))
-        again = await asyncio.gather(*(one(number) for number in range(STREAMS)))
+        got = await asyncio.gather(*(one(number) for number in range(streams)))
+        again = await asyncio.gather(*(one(number) for number in range(streams)))
         return {"lengths": [len(text) for text in got + again]}
 
 
@@ -104,14 +103,14 @@ def _joined(chunks: list[object], index: int) -> str:
 
 def main() -> None:
     """Print what the session saw."""
-    address, model = sys.argv[1:]
+    address, model, streams = sys.argv[1:]
     with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
         told = {
             "models": [each.id for each in client.models.list()],
             "texts": texts(client, model),
             "chats": chats(client, model),
             "refusals": refusals(client, model),
-            "many": asyncio.run(many(address, model)),
+            "many": asyncio.run(many(address, model, int(streams))),
         }
     sys.stdout.write(json.dumps(told))
 

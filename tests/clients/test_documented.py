@@ -8,9 +8,9 @@ from tests.clients.conftest import smg_in_front
 from tests.clients.documented import PAGE, Target, blocks, run
 from tests.clients.environments import version
 
-SMALL = ("openai", "buf", "smg")
-"""Run from here; the larger ones from files of their own."""
-LARGE = ("vllm-bench", "lm-eval", "aiperf")
+SMALL = ("openai", "buf", "smg", "vllm-bench")
+"""Run from here, and against the demo stack; the larger ones there only, and by name."""
+LARGE = ("lm-eval", "aiperf")
 
 
 def test_every_documented_block_is_run_somewhere() -> None:
@@ -50,3 +50,12 @@ def test_smg_in_front(target: Target) -> None:
 
     assert '"completion_tokens":8' in said
     assert '"finish_reason":"length"' in said
+
+
+@pytest.mark.timeout(600)
+def test_vllm_bench_serve(target: Target) -> None:
+    said = run("vllm-bench", target, 540.0)  # It imports vLLM twice.
+
+    assert re.findall(r"Successful requests:\s+(\d+)", said) == ["8", "8"]
+    assert re.findall(r"Failed requests:\s+(\d+)", said) == ["0", "0"]
+    assert re.findall(r"Total generated tokens:\s+(\d+)", said) == [str(8 * 8)] * 2
