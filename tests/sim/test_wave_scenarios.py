@@ -114,3 +114,32 @@ def test_a_rank_left_behind_in_an_ended_wave_is_not_woken_alone_for_ever() -> No
 def test_a_seed_that_once_broke_an_invariant_breaks_none(seed: int) -> None:
     """15451: no word of a wave's end arrived, and a replaced rank was woken in that wave."""
     assert broken_by(draw(seed)) == ""
+
+
+def held_and_unheard(asked_ms: int) -> Schedule:
+    """Seed 110,926, made small: one rank's word that it is held is lost, and lost again a second
+    later. A request comes then."""
+    return schedule(
+        Action(3_000 * MS, Op.ADD, 0, 0, 1),
+        Action(3_100 * MS, Op.ARM, Message.HOLDS, Fault.CUT, -1, 1 * MS),
+        Action(3_162 * MS, Op.PAUSE, 1),
+        Action(4_050 * MS, Op.CUT_RANK, 0, 205 * MS),
+        Action(4_050 * MS, Op.CUT_RANK, 1, 205 * MS),
+        Action(4_050 * MS, Op.CUT_RANK, 2, 205 * MS),
+        Action(asked_ms * MS, Op.ADD, 1, -1, 1),
+        Action(6_500 * MS, Op.RESUME),
+    )
+
+
+def test_a_start_may_reach_a_rank_whose_word_that_it_is_held_was_lost_twice() -> None:
+    log: list[str] = []
+
+    assert broken_by(held_and_unheard(4_950), log=log) == ""
+
+    asked = next(i for i, line in enumerate(log) if "FIRST_REQUEST" in line and i > 40)
+    assert "START" in "".join(log[asked:][:6]), "nobody knew: a start cannot harm"
+
+
+def test_no_start_reaches_held_ranks_once_all_have_repeated_that_they_are() -> None:
+    assert broken_by(held_and_unheard(5_600)) == ""
+    assert broken_by(held_and_unheard(5_600), MUTANTS["hold_ignored"].make).startswith("W6")

@@ -208,14 +208,21 @@ class Host:
             world.operator.epoch_ended(effect)
 
     def check_start(self, effect: StartWave) -> None:
-        """W6: starts are neither repeated in haste, nor sent to a group that is held."""
+        """W6: starts are neither repeated in haste, nor sent to a group that is held.
+
+        That it is held is known once every rank has repeated itself: a second after the hold
+        began, or after the last fault, which may have cost a word that is not said sooner again.
+        """
         wave, at_us = self.started
         passed_us = self.passed_us - at_us
         if self.is_strict and effect.wave == wave and passed_us < PATIENCE_US:
             raise Violation(f"W6: wave {wave} is started twice within {passed_us} us")
         self.started = (effect.wave, self.passed_us)
         held_us = self.world.operator.held_us
-        if held_us is not None and self.world.is_late(held_us + SECOND_US):
+        if held_us is None:
+            return
+        known_us = max(held_us, self.world.disturbed_us) + SECOND_US
+        if self.world.is_late(known_us):
             raise Violation("W6: ranks that an operator holds are woken")
 
     # Faults
