@@ -1,4 +1,4 @@
-"""What a router demands of a group before it gives it work, and of work before it gives it a group."""
+"""What a router demands of groups that want work, and of requests that want a group."""
 
 import enum
 from collections.abc import Iterable

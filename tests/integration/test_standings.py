@@ -222,7 +222,7 @@ async def test_a_router_gives_no_work_to_a_group_that_proves_too_little(
         stands = made.door.fleet.stands
         address = made.decode[0].address
         await eventually(lambda: why in stands.why_not(address))
-        assert made.door.fleet.usable()["decode"] == 0  # type: ignore[index]  # a StrEnum's key
+        assert made.door.fleet.usable()["decode"] == 0  # type: ignore[index]  # the key of an enumeration of texts
         assert made.metric("splitwave_router_groups_refused", role="decode") == 1
     async with pools(
         model, (SLOW, certification), certificate_level="smoke", allow_uncertified=True
@@ -244,7 +244,7 @@ async def test_a_request_outside_the_envelope_is_refused_by_the_limits_name(
 ) -> None:
     async with pools(model, (SLOW, FULL)) as made:
         await ready(made, 1)
-        asked = Sampling(max_tokens=tokens, **({"temperature": 0.0} | sampling))  # type: ignore[arg-type]  # by name
+        asked = Sampling(max_tokens=tokens, **({"temperature": 0.0} | sampling))  # type: ignore[arg-type]  # fields by name
         refused = await refusal(made.send("outside", [65] * length, asked))
         assert refused.reason is Reason.OUTSIDE_ENVELOPE
         assert f"({limit})" in refused.message

@@ -70,7 +70,7 @@ class Router:
     def __init__(self, count: int = 2, **demands: object) -> None:
         self.workers = [Worker() for _ in range(count)]
         self.changes = 0
-        made = Demands(**demands)  # type: ignore[arg-type]  # by name
+        made = Demands(**demands)  # type: ignore[arg-type]  # fields by name
         self.standings = Standings(made, "r", self._connect, self._changed)
         self.tasks = [
             asyncio.create_task(self.standings.follow(Role.DECODE, str(index)))
