@@ -58,7 +58,7 @@ class ElasticBuffer:
             "allow_multiple_reduction explicitly_destroy",
             may="use_fp8_dispatch allow_hybrid_mode",
         )
-        self.most = call.num_max_tokens_per_rank
+        self.num_max_tokens_per_rank = call.num_max_tokens_per_rank
 
     def dispatch(self, **given: Any) -> tuple[object, ...]:
         call = Call.of(
@@ -68,7 +68,7 @@ class ElasticBuffer:
         )
         assert not call.do_cpu_sync
         assert not call.do_expand
-        assert len(call.x) == call.num_max_tokens_per_rank <= self.most
+        assert len(call.x) == call.num_max_tokens_per_rank <= self.num_max_tokens_per_rank
         got, source = land(call, call.num_max_tokens_per_rank, STALE)
         return (*got, Handle(len(source), source), EVENT)
 

@@ -42,6 +42,7 @@ def deep_ep(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "zeros", here)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, group: None)
 
 

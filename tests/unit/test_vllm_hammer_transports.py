@@ -81,6 +81,8 @@ def test_a_transport_that_loses_a_row_fails(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_served_transports_pass_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ubatching = types.ModuleType("vllm.v1.worker.ubatching")
     ubatching.dbo_current_ubatch_id = lambda: 0  # type: ignore[attr-defined]  # stands in for vLLM's
+    ubatching.dbo_enabled = lambda: False  # type: ignore[attr-defined]  # stands in for vLLM's
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setitem(sys.modules, "vllm.v1.worker.ubatching", ubatching)
     for transport in ("v2", "legacy"):
         found = walked("--transport", transport, "--product")

@@ -5,6 +5,7 @@ from typing import Any  # fakes of untyped buffers
 
 import pytest
 import torch
+import vllm.v1.worker.ubatching  # noqa: F401  # the transports do, and it takes long
 
 from splitwave.engine.vllm.worst_token.elastic import POISON_WEIGHT, ElasticTransport, Unsanitised
 from splitwave.engine.vllm.worst_token.legacy import LegacyTransport, Sent
@@ -24,7 +25,8 @@ class FakeElastic:
 
     group_size = RANKS
 
-    def __init__(self, received: int) -> None:
+    def __init__(self, received: int, most: int = 256) -> None:
+        self.num_max_tokens_per_rank = most
         self.received = received
         self.asked: list[dict[str, Any]] = []
         self.combined: list[Any] = []

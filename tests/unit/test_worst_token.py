@@ -34,11 +34,11 @@ SOUND = gate.Resolved(
     ("padded", "bound"), [(1, 1), (3, 4), (64, 64), (65, 128), (96, 128), (130, 192), (256, 256)]
 )
 def test_receive_bound(padded: int, bound: int) -> None:
-    assert receive_bound(padded) == bound
+    assert receive_bound(padded, 512) == bound
 
 
 def test_bounds_hold_every_row_and_are_few() -> None:
-    bounds = [receive_bound(rows) for rows in range(1, 1025)]
+    bounds = [receive_bound(rows, 1024) for rows in range(1, 1025)]
 
     assert all(bound >= rows for rows, bound in enumerate(bounds, start=1))
     assert all(bound < 2 * rows for rows, bound in enumerate(bounds, start=1))
@@ -46,9 +46,15 @@ def test_bounds_hold_every_row_and_are_few() -> None:
     assert worst_rows(64, 2) == 128
 
 
-def test_a_step_without_a_row_has_no_bound() -> None:
-    with pytest.raises(ValueError, match="padded_tokens: is 0"):
-        receive_bound(0)
+@pytest.mark.parametrize("padded", [0, 161])
+def test_a_step_that_the_buffer_is_not_made_for_has_no_bound(padded: int) -> None:
+    with pytest.raises(ValueError, match=f"padded_tokens: is {padded}; .* 1 to 160 rows"):
+        receive_bound(padded, 160)
+
+
+def test_a_bound_is_never_beyond_what_the_buffer_is_made_for() -> None:
+    assert [receive_bound(rows, 160) for rows in (96, 130, 160)] == [128, 160, 160]
+    assert receive_bound(33, 48) == 48
 
 
 @pytest.mark.parametrize(

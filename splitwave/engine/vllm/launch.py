@@ -26,13 +26,20 @@ from splitwave.engine.vllm.config import (
 )
 from splitwave.engine.vllm.logs import COORDINATOR, ProcessLogs
 from splitwave.engine.vllm.pulse import LOOK_S, Pulse
-from splitwave.engine.vllm.switches import WAVE_EPOCH, Fault, fault
+from splitwave.engine.vllm.switches import WAVE_EPOCH, WEDGE_DIR, Fault, fault
+from splitwave.engine.vllm.worst_token import wedge
+from splitwave.engine.vllm.worst_token.collectives import diagnose
 
 if TYPE_CHECKING:
     from splitwave.engine.vllm.coordinator import Coordinator
 
 POLL_S = 0.2
 KILL_WAIT_S = 5.0
+REPORTS_WAIT_S = 3.0
+"""Given at most to the ranks of a wedged group to say where they stand."""
+REPORTS_LOOK_S = 0.05
+DEATH_WAIT_S = REPORTS_WAIT_S + 1.0
+"""How long a start that vLLM gives up waits to hear which process has ended."""
 
 Progress = Callable[[int, str], None]
 """Called with a rank and words for how far its start has come."""
@@ -100,6 +107,8 @@ class Processes:
         self.coordinator: Coordinator | None = None
         """Of the group's waves; None for a single rank, and for ranks that do not step together."""
         self._pulse: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        """Since a rank has ended for waiting too long: asks the others where they stand."""
         self._launch: Any = None
         self._starting: Any = None
         self._watched: list[tuple[int | str, BaseProcess]] = []
@@ -116,6 +125,7 @@ class Processes:
         )
         from vllm.v1.executor import Executor
 
+        os.environ[WEDGE_DIR] = str(self.logs.wedge_dir)  # For engines started from here.
         bind = get_engine_zmq_bind_addresses(self._vllm_config)
         addresses = EngineZmqAddresses(inputs=bind.inputs, outputs=bind.outputs)
         self._starting = launch_core_engines(
@@ -177,6 +187,8 @@ class Processes:
         """Stop watching."""
         if self._pulse is not None:
             self._pulse.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
         loop = asyncio.get_running_loop()
         for _, process in self._watched:
             loop.remove_reader(process.sentinel)
@@ -184,7 +196,24 @@ class Processes:
     def _on_end(self, who: int | str, process: BaseProcess) -> None:
         """Keep the first end as the group's cause of death; others follow from it."""
         asyncio.get_running_loop().remove_reader(process.sentinel)
-        self._end_epoch(self.death(who, process))
+        if self._asking is not None:
+            return
+        died = self.death(who, process)
+        if process.exitcode == wedge.EXIT_CODE:
+            self._asking = asyncio.create_task(self._ask(who, process), name="wedge reports")
+        else:
+            self._end_epoch(died)
+
+    async def _ask(self, who: int | str, process: BaseProcess) -> None:
+        """End the epoch with what all ranks say of the wedge, or as many as do in time."""
+        give_up_at_s = time.monotonic() + REPORTS_WAIT_S
+        ranks = range(self._settings.ranks)
+        while not set(ranks) <= set(reports := wedge.read_reports(self.logs.wedge_dir)):
+            if time.monotonic() >= give_up_at_s:
+                break
+            await asyncio.sleep(REPORTS_LOOK_S)
+        how = f"has given up waiting for its peers (exit code {wedge.EXIT_CODE})"
+        self._end_epoch(self._describe(who, process, f"{how}: {diagnose(reports, ranks)}"))
 
     def _end_epoch(self, died: EngineDied) -> None:
         """The group is lost, if it was not before."""
@@ -240,7 +269,7 @@ class Processes:
         error = waiting.exception()
         if error is None:
             return
-        await asyncio.wait({self.died}, timeout=1.0)
+        await asyncio.wait({self.died}, timeout=DEATH_WAIT_S)
         if self.died.done():
             raise self.died.result() from error
         raise EngineDied(f"the group did not start: {error}") from error

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from multiprocessing import util
 from pathlib import Path
 
+from splitwave.engine.vllm.worst_token import wedge
+
 TAIL_BYTES_MAX = 4096
 TAIL_LINES_MAX = 25
 COORDINATOR = "coordinator"
@@ -41,6 +43,9 @@ class ProcessLogs:
         self._parent_pid = os.getpid()
         for who in self._by_process.values():
             self.path(who).unlink(missing_ok=True)  # of an earlier start with the same epoch
+        self.wedge_dir = Path(f"{self._stem}-wedge").absolute()
+        """Where ranks that wait too long say where they stand."""
+        wedge.clear(self.wedge_dir)
 
     def path(self, who: int | str) -> Path:
         """Return the file of a rank, or of the coordinator."""

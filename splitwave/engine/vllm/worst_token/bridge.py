@@ -27,10 +27,11 @@ class Experts:
 
 @dataclass(slots=True)
 class Held:
-    """What one microbatch's collectives have made and its compute may still read."""
+    """What one microbatch's collectives have made or read, and another stream may still need."""
 
     received: object = None
     combined: object = None
+    """What combine has read stands here too: compute may go on without waiting for it."""
 
 
 @dataclass(slots=True)
@@ -68,7 +69,9 @@ class ElasticBridge:
         at = microbatch()
         elastic = self._made(x, topk_idx)
         held = self._held.setdefault(at, Held())
-        bound = receive_bound(rows_of(x)) if self.state.is_worst() else self.tokens_max
+        bound = self.tokens_max
+        if self.state.is_worst():
+            bound = receive_bound(rows_of(x), self.tokens_max)
         self.state.log.launched("dispatch", at)
         received, ids, weights, handle, event = elastic.dispatch(
             x=x,
@@ -98,7 +101,7 @@ class ElasticBridge:
         )
         self.state.marks.mark("combine", at)
         held = self._held[at]
-        held.combined = combined
+        held.combined = (combined, x)
         held.received = None
         return tuple(combined)
 

@@ -43,10 +43,14 @@ class ElasticTransport:
 
     def dispatch(self, x: Any, **arguments: Any) -> tuple[Any, ...]:
         """As ElasticBuffer.dispatch; in a graph's step, bounded by that step's rows."""
+        most = int(self._buffer.num_max_tokens_per_rank)
         if self._state.is_worst():
-            arguments["num_max_tokens_per_rank"] = receive_bound(rows_of(x))
+            arguments["num_max_tokens_per_rank"] = receive_bound(rows_of(x), most)
             # The router's ids live until combine, which the handle keeps them for.
             arguments["do_handle_copy"] = False
+        elif (asked := arguments.get("num_max_tokens_per_rank")) is not None:
+            # vLLM rounds up to a power of two, past what the buffer was made for.
+            arguments["num_max_tokens_per_rank"] = min(asked, most)
         at = microbatch()
         self._state.log.launched("dispatch", at)
         received, ids, weights, handle, event = self._buffer.dispatch(x=x, **arguments)

@@ -9,6 +9,15 @@ def _seam(where: str, parameters: str) -> Seam:
     return Seam(where, tuple(parameters.split()))
 
 
+RECEIVER = _seam(
+    "vllm.model_executor.layers.fused_moe.prepare_finalize.deepep_ht:"
+    "DeepEPHTPrepareAndFinalize._receiver",
+    "self event has_scales token_data expert_topk_ids num_experts "
+    "expert_num_tokens_per_expert_list expert_topk_weights a1_scale quant_config "
+    "defer_input_quant",
+)
+"""Where deep_ep is: vLLM's module imports it."""
+
 SEAMS = (
     _seam(
         "vllm.config.compilation:CompilationConfig.set_splitting_ops_for_v1",
@@ -39,6 +48,11 @@ SEAMS = (
     _seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner.profile_run", "self randomize_inputs"),
     _seam(f"{_GRAPHS}:ModelCudaGraphManager.run_fullgraph", "self desc"),
     _seam("vllm.v1.worker.ubatching:dbo_current_ubatch_id", ""),
+    _seam("vllm.v1.worker.ubatching:dbo_enabled", ""),
+    _seam(
+        "vllm.v1.worker.gpu.ubatch_utils:UBatchRunner",
+        "vllm_config device model_state attn_groups kv_cache_config max_num_reqs",
+    ),
     _seam("vllm.v1.worker.ubatching:UBatchContext.__exit__", "self exc_type exc_val exc_tb"),
     _seam(
         "vllm.v1.worker.gpu.ubatch_utils:make_ubatch_contexts",

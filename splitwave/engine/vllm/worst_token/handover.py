@@ -66,9 +66,30 @@ def told(leave: Callable[..., Any]) -> Callable[..., Any]:
         failures = getattr(self, "splitwave_failures", None)
         if error is not None and failures is not None and not isinstance(error, MicrobatchFailed):
             failures.append(error)
-        return leave(self, exc_type, error, traceback)
+        try:
+            return leave(self, exc_type, error, traceback)
+        except BaseException as late:
+            if failures is not None:
+                failures.append(late)
+            self.cpu_signal_event.set()
+            raise
 
     return left
+
+
+def met(init: Callable[..., None], timeout_s: float = HANDOVER_TIMEOUT_S) -> Callable[..., None]:
+    """Wrap UBatchRunner.__init__: threads that start together wait for each other within a bound.
+
+    One that fails before it comes there (out of memory, a lost device) would be waited for for
+    ever; as it is the others raise BrokenBarrierError.
+    """
+
+    @functools.wraps(init)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.ready_barrier = threading.Barrier(self.ready_barrier.parties, timeout=timeout_s)
+
+    return made
 
 
 def plain_when_one_is_empty(agree: Callable[..., Any]) -> Callable[..., Any]:

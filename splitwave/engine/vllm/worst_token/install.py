@@ -1,4 +1,4 @@
-"""Puts a worst-token transport into vLLM's workers, at the seams that `seams.WORST_TOKEN` lists."""
+"""Puts a worst-token transport into vLLM's workers, at the seams that `fit` lists."""
 
 import functools
 import gc
@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any  # vLLM's objects are untyped here
 
+from splitwave.engine.vllm.seams import check_seams
 from splitwave.engine.vllm.switches import (
     WEDGE_DIR,
     collective_marks_wanted,
     collective_timeout_s,
 )
-from splitwave.engine.vllm.worst_token import gate, handover, wedge
+from splitwave.engine.vllm.worst_token import fit, gate, handover, wedge
 from splitwave.engine.vllm.worst_token.bridge import ElasticBridge, elastic_maker
 from splitwave.engine.vllm.worst_token.collectives import ended_counts
 from splitwave.engine.vllm.worst_token.elastic import ElasticTransport
@@ -64,7 +65,7 @@ def _install_buffers(transport: Transport) -> None:
 
     if not hasattr(all2all_utils, "DeepEPHTPrepareAndFinalize"):
         return  # a process that runs no experts: vLLM imports the class where deep_ep is
-
+    check_seams((fit.RECEIVER,))
     all2all_utils.DeepEPHTPrepareAndFinalize = _without_host_counts(
         all2all_utils.DeepEPHTPrepareAndFinalize
     )
@@ -92,6 +93,8 @@ def _install_microbatches() -> None:
     from vllm.v1.worker.gpu import dp_utils, ubatch_utils
 
     ubatch_utils.make_ubatch_contexts = handover.bounded(ubatch_utils.make_ubatch_contexts)
+    runner = ubatch_utils.UBatchRunner
+    runner.__init__ = handover.met(runner.__init__)
     ubatching.UBatchContext.__exit__ = handover.told(ubatching.UBatchContext.__exit__)
     dp_utils.sync_cudagraph_and_dp_padding = handover.plain_when_one_is_empty(
         dp_utils.sync_cudagraph_and_dp_padding
@@ -147,7 +150,9 @@ def _without_host_counts(base: Any) -> Any:
     class WorstTokenDeepEPHT(base):
         def _receiver(self, *args: Any, **kwargs: Any) -> Any:
             rows, scales, counts, ids, weights = super()._receiver(*args, **kwargs)
-            return rows, scales, None if state.is_worst() else counts, ids, weights
+            if not counts.expert_num_tokens_cpu.numel():
+                counts = None  # Experts that trust an empty list would compute nothing.
+            return rows, scales, counts, ids, weights
 
     return WorstTokenDeepEPHT
 
@@ -224,7 +229,9 @@ def _watched_after(capture: Callable[..., None]) -> Callable[..., None]:
         _align_counts()
         gc.collect()
         gc.freeze()
-        _start_watch(self.vllm_config.parallel_config)
+        if not state.watched:
+            state.watched = True
+            _start_watch(self.vllm_config.parallel_config)
 
     return watched
 
@@ -240,17 +247,16 @@ def _align_counts() -> None:
 def _start_watch(parallel: Any) -> None:
     directory = Path(os.environ.get(WEDGE_DIR) or tempfile.gettempdir())
     counts = isinstance(state.marks, DeviceMarks)
+    latest = wedge.Latest(state.marks.read)
     watch = wedge.WedgeWatch(
-        state.log, state.marks.read, timeout_s=collective_timeout_s(), counts=counts
+        state.log, latest.counts, timeout_s=collective_timeout_s(), counts=counts
     )
-    wedge.start(
-        watch,
-        wedge.Place(
-            rank=parallel.data_parallel_rank,
-            ranks=parallel.data_parallel_size,
-            directory=directory,
-        ),
+    place = wedge.Place(
+        rank=parallel.data_parallel_rank,
+        ranks=parallel.data_parallel_size,
+        directory=directory,
     )
+    wedge.start(watch, place, latest)
 
 
 def _replayed(replay: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -1,9 +1,10 @@
 """Worst-token transport over DeepEP's legacy Buffer: `num_worst_tokens`, within one host.
 
-Each captured size has a buffer of its own, so that no two graphs share queues, barrier signals or
-offsets. Steps outside the graphs keep the buffer that vLLM made and its host-synced dispatch; the
-stream is drained before the first of them after a replay, because replayed kernels go on writing
-the counters that the host polls.
+Each captured size has a buffer of its own, and so has each size of a microbatch, so that no two
+graphs share queues, barrier signals or offsets; the microbatches of one graph do, and take turns.
+Steps outside the graphs keep the buffer that vLLM made and its host-synced dispatch; the stream is
+drained before the first of them after a replay, because replayed kernels go on writing the counters
+that the host polls.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,13 @@ from typing import Any  # DeepEP's buffers and torch's tensors are untyped here
 
 from splitwave.engine.vllm.switches import Fault, fault
 from splitwave.engine.vllm.worst_token.rows import worst_rows
-from splitwave.engine.vllm.worst_token.transport import State, microbatch, rows_of
+from splitwave.engine.vllm.worst_token.transport import (
+    State,
+    is_capturing,
+    is_overlapped,
+    microbatch,
+    rows_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,7 @@ class LegacyTransport:
         self._buffer = buffer
         self._make_buffer = make_buffer
         self._state = state
-        self._of_size: dict[int, Any] = {}
+        self._of_size: dict[tuple[int, bool], Any] = {}
         self._shared = fault(Fault.SHARED_BUFFER)
         self._undrained = fault(Fault.NO_DRAIN)
         self._poisoned = fault(Fault.POISON_PADDING)
@@ -74,12 +81,13 @@ class LegacyTransport:
         """Return the buffer of a size; it is made in the warm-up of the size's graph."""
         if self._shared:
             return self._buffer
-        if rows not in self._of_size:
-            if not self._state.warming:
+        size = rows, is_overlapped()
+        if size not in self._of_size:
+            if is_capturing():
                 raise RuntimeError(f"a graph of {rows} rows is captured without its warm-up")
             hidden = (x[0] if isinstance(x, tuple) else x).shape[1]
-            self._of_size[rows] = self._make_buffer(int(hidden) * 2)
-        return self._of_size[rows]
+            self._of_size[size] = self._make_buffer(int(hidden) * 2)
+        return self._of_size[size]
 
     def _drain(self) -> None:
         import torch

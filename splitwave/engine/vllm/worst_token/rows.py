@@ -5,17 +5,22 @@ RECEIVE_STEP_TOKENS = 64
 multiples of it beyond."""
 
 
-def receive_bound(padded_tokens: int) -> int:
+def receive_bound(padded_tokens: int, buffer_tokens_max: int) -> int:
     """Return the tokens a rank that a dispatch of V2 is compiled for, given the padded step's.
 
-    It is at least `padded_tokens` and below 1.5 times of it from 64 on; never a function of the
-    largest batch that the engine may schedule. ValueError for a step without a row.
+    It is at least `padded_tokens` and below twice as many; never beyond what the buffer was made
+    for, `buffer_tokens_max`. ValueError for a step without a row, or with more than fit.
     """
-    if padded_tokens < 1:
-        raise ValueError(f"padded_tokens: is {padded_tokens}; a captured step has at least one row")
+    if not 1 <= padded_tokens <= buffer_tokens_max:
+        raise ValueError(
+            f"padded_tokens: is {padded_tokens}; a captured step has 1 to {buffer_tokens_max} "
+            "rows, which is what its buffer is made for (max_num_batched_tokens)"
+        )
     if padded_tokens <= RECEIVE_STEP_TOKENS:
-        return 1 << (padded_tokens - 1).bit_length()
-    return -(-padded_tokens // RECEIVE_STEP_TOKENS) * RECEIVE_STEP_TOKENS
+        bound = 1 << (padded_tokens - 1).bit_length()
+    else:
+        bound = -(-padded_tokens // RECEIVE_STEP_TOKENS) * RECEIVE_STEP_TOKENS
+    return min(bound, buffer_tokens_max)
 
 
 def worst_rows(padded_tokens: int, ranks: int) -> int:

@@ -47,12 +47,19 @@ class State:
     """A graph was replayed since the stream was last drained: its kernels may still write the
     counters that a host-synced dispatch polls."""
     drains: int = 0
+    watched: bool = False
+    """The wedge watch runs: it does for the rest of the process."""
 
     def is_worst(self) -> bool:
         """True if the collectives launched now belong to a graph: captured, or its warm-up."""
-        import torch
+        return self.warming or is_capturing()
 
-        return self.warming or bool(torch.cuda.is_current_stream_capturing())
+
+def is_capturing() -> bool:
+    """True if what is launched now is captured and does not run."""
+    import torch
+
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 def rows_of(x: Any) -> int:
@@ -65,3 +72,10 @@ def microbatch() -> int:
     from vllm.v1.worker.ubatching import dbo_current_ubatch_id
 
     return int(dbo_current_ubatch_id())
+
+
+def is_overlapped() -> bool:
+    """True if this step is split into microbatches."""
+    from vllm.v1.worker.ubatching import dbo_enabled
+
+    return bool(dbo_enabled())
