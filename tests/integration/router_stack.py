@@ -69,7 +69,7 @@ class Model:
 
 
 @contextlib.asynccontextmanager
-async def router_stack(
+async def router_stack(  # noqa: PLR0913  # parts of a stack, each given by its name
     model: Model,
     *,
     prefill: SimSettings = PREFILL,
