@@ -252,7 +252,7 @@ MUTANTS = {
     "clock_held_back": _mutant(ClockHeldBack, 2, "W3"),
     "excludes_the_requester": _mutant(ExcludesTheRequester, 1, "W1"),
     "excludes_nobody": _mutant(ExcludesNobody, 382, "W2"),
-    "hold_ignored": _mutant(HoldIgnored, 7, "W6"),
+    "hold_ignored": _mutant(HoldIgnored, 59, "W6"),
     "size_forgotten": _mutant(SizeForgotten, 3, "W3"),
     "death_unnoticed": _mutant(DeathUnnoticed, 0, "W5"),
     "publishes_once": _mutant(PublishesOnce, 187, "W3"),
