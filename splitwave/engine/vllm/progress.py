@@ -3,7 +3,8 @@
 vLLM has no option for it. Without the thread a transfer advances when an engine polls it: the
 reading side, which does so every millisecond while it reads, and the side that is read. That one
 must not fall asleep: a pull from an idle prefill engine would stand still until its next request.
-So an idle prefill engine takes an empty step, without a forward, every POLL_S.
+So an idle prefill engine takes an empty step, without a forward, every POLL_S; and while a step
+computes, a thread polls as often (`polling.py`).
 Meant for machines with few cores.
 """
 

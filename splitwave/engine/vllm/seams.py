@@ -73,6 +73,7 @@ CONNECTOR = (
     _seam(f"{_NIXL}.pull_worker:NixlPullConnectorWorker", "vllm_config engine_id kv_cache_config"),
     _seam(f"{_NIXL}.pull_worker:NixlPullConnectorWorker.start_load_kv", "self metadata"),
     _seam(f"{_NIXL}.pull_worker:NixlPullConnectorWorker.get_transfer_results", "self"),
+    _seam(f"{_NIXL}.pull_worker:NixlPullConnectorWorker._finish_shutdown", "self"),
     _seam(f"{_NIXL}.pull_worker:NixlPullConnectorWorker._pop_done_transfers", "self transfers"),
     _seam(f"{_NIXL}.metadata:NixlConnectorMetadata"),
 )

@@ -6,13 +6,16 @@ from typing import Any  # vLLM's objects are untyped here
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
 from splitwave.engine.vllm.connector.messages import HandoffMetadata, PulledBytes
+from splitwave.engine.vllm.polling import SharedAgent
+from splitwave.engine.vllm.progress import POLL_S
 from splitwave.engine.vllm.seams import require_attributes
-from splitwave.engine.vllm.switches import Fault, fault
+from splitwave.engine.vllm.switches import Fault, fault, nixl_progress_thread_wanted
 
 SLOW_PULL_S = 1.0
 """How late a transfer is reported under Fault.SLOW_PULLS."""
 
 _WRAPPED_STATE = (
+    "nixl_wrapper",
     "_reqs_to_send",
     "_reqs_to_process",
     "_recving_transfers",
@@ -29,9 +32,15 @@ class HandoffWorker(NixlPullConnectorWorker):
     sweep, or a release. The other two then find it gone.
     """
 
+    nixl_wrapper: Any  # NIXL's agent, or ours around it
+
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:  # vLLM's
         super().__init__(vllm_config, engine_id, kv_cache_config)
         require_attributes(self, _WRAPPED_STATE)
+        is_read = vllm_config.kv_transfer_config.kv_role != "kv_consumer"
+        if is_read and not nixl_progress_thread_wanted():
+            # `_finish_shutdown` ends it; the process's end does too.
+            self.nixl_wrapper = SharedAgent(self.nixl_wrapper, POLL_S)
         self._released: set[str] = set()
         self._pulled_bytes: dict[str, int] = {}
         self._forgets_releases = fault(Fault.NO_RELEASE)
@@ -50,6 +59,11 @@ class HandoffWorker(NixlPullConnectorWorker):
             self.consumer_notification_counts_by_req.pop(request_id, None)
             self.expected_consumer_notifications_by_req.pop(request_id, None)
             self._released.add(request_id)
+
+    def _finish_shutdown(self) -> None:
+        if isinstance(self.nixl_wrapper, SharedAgent):
+            self.nixl_wrapper.close()
+        super()._finish_shutdown()
 
     def get_transfer_results(self) -> Any:  # vLLM's KVConnectorTransferResults
         """Report released leases as sent, beside those that were pulled or have expired."""
