@@ -13,6 +13,7 @@ matrix products, as one captured graph.
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 import multiprocessing
@@ -20,9 +21,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any  # torch's tensors and vLLM's configurations
 
@@ -34,7 +34,7 @@ SHARED_BYTES_MAX = 227 * 1024
 REPEATS, INNER = 7, 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
     """One rank's expert layer, bf16."""
 
@@ -51,7 +51,7 @@ class Shape:
 
 
 def candidates() -> list[Config]:
-    """List the tiles worth compiling: those whose pipeline fits into shared memory."""
+    """List the tiles worth compiling: whose pipeline fits into shared memory, with work a warp."""
     found = []
     for m, n, k, warps, stages in itertools.product(BLOCK_M, BLOCK_N, BLOCK_K, WARPS, STAGES):
         shared = stages * 2 * k * (m + n)
@@ -150,7 +150,7 @@ def compile_share(shape: Shape, rows: int, share: Sequence[Config], device: int)
     for config in share:
         try:
             layer.run(rows, config)
-        except Exception:  # noqa: BLE001 - a tile that does not fit is one that is not measured
+        except Exception:  # noqa: BLE001  # a tile that does not fit is not measured
             failed += 1
     return failed
 
@@ -165,7 +165,7 @@ def measure_share(
         for count in rows:
             try:
                 found.append((count, config, layer.microseconds(count, config)))
-            except Exception:  # noqa: BLE001 - as above
+            except Exception:  # noqa: BLE001  # nor is it here
                 break
     return found
 
@@ -198,7 +198,8 @@ def defaults(shape: Shape, rows: Sequence[int]) -> dict[int, Config]:
     }
 
 
-def _shares(configs: Sequence[Config], count: int) -> list[list[Config]]:
+def shares(configs: Sequence[Config], count: int) -> list[list[Config]]:
+    """Deal the tiles out to so many processes, neighbours (which take equally long) to others."""
     return [list(configs[i::count]) for i in range(count)]
 
 
@@ -212,17 +213,16 @@ def tune(shape: Shape, rows: Sequence[int], *, jobs: int, gpus: int) -> dict[str
 
     said(f"{len(configs)} tiles, {jobs} compiling processes, {gpus} GPUs")
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        shares = _shares(configs, jobs)
         tasks = [
             pool.submit(compile_share, shape, min(rows), share, i % gpus)
-            for i, share in enumerate(shares)
+            for i, share in enumerate(shares(configs, jobs))
         ]
         failed = sum(task.result() for task in tasks)
         said(f"compiled; {failed} tiles do not fit")
         normal = defaults(shape, rows)
         measured = [
             pool.submit(measure_share, shape, rows, share, i)
-            for i, share in enumerate(_shares(configs, gpus))
+            for i, share in enumerate(shares(configs, gpus))
         ]
         found = [one for task in measured for one in task.result()]
         said(f"measured {len(found)}")
@@ -230,27 +230,29 @@ def tune(shape: Shape, rows: Sequence[int], *, jobs: int, gpus: int) -> dict[str
             pool.submit(measure_share, shape, [count], [{"GROUP_SIZE_M": 1} | normal[count]], 0)
             for count in rows
         ]
-        before = {task.result()[0][0]: task.result()[0][2] for task in usual}
-    chosen = best(found)
+        before = best([one for task in usual for one in task.result()])
     return {
-        "shape": {
-            "experts": shape.experts,
-            "ranks": shape.ranks,
-            "hidden": shape.hidden,
-            "intermediate": shape.intermediate,
-            "topk": shape.topk,
-        },
-        "rows": {
-            str(count): {
-                "default": normal[count],
-                "default_us": round(before[count], 1),
-                "tuned": config,
-                "tuned_us": round(took_us, 1),
-            }
-            for count, (config, took_us) in sorted(chosen.items())
-        },
+        "shape": dataclasses.asdict(shape),
+        "rows": summary(best(found), normal, before),
         "tiles": len(configs),
         "seconds": round(time.monotonic() - start_s, 1),
+    }
+
+
+def summary(
+    chosen: Mapping[int, tuple[Config, float]],
+    normal: Mapping[int, Config],
+    before: Mapping[int, tuple[Config, float]],
+) -> dict[str, dict[str, Any]]:
+    """Set the chosen tiles beside vLLM's usual ones, by rows; None where the usual does not run."""
+    return {
+        str(count): {
+            "default": normal[count],
+            "default_us": round(before[count][1], 1) if count in before else None,
+            "tuned": config,
+            "tuned_us": round(took_us, 1),
+        }
+        for count, (config, took_us) in sorted(chosen.items())
     }
 
 

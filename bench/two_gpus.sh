@@ -5,7 +5,7 @@
 set -u
 results=${*: -1}
 parts=("${@:1:$#-1}")
-work=${SPLITWAVE_BENCH_WORK:-/tmp/two_gpus}
+work=${SPLITWAVE_BENCH_WORK:-$HOME/.cache/splitwave/two_gpus}
 mkdir -p "$work/out" "$results"
 model=${MODEL:-qwen3_30b_24l}
 python=${PYTHON:-python3}
