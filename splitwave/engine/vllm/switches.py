@@ -9,7 +9,7 @@
 | SPLITWAVE_WORST_TOKEN | v2, legacy | GPU: whole decode steps as graphs over this transport |
 | SPLITWAVE_COLLECTIVE_MARKS | 0 | GPU: the device does not count the collectives that have ended |
 | SPLITWAVE_COLLECTIVE_TIMEOUT_S | seconds | GPU: a rank that waits longer reports and ends (30) |
-| SPLITWAVE_WEDGE_DIR | a directory | GPU: where such reports are left (the temporary directory) |
+| SPLITWAVE_WEDGE_DIR | a directory | GPU: where such reports are left; a group sets its own |
 | SPLITWAVE_MODE | a mode | what steps of another kind than its own are violations of |
 | SPLITWAVE_FAULTS | names, comma between | tests break one thing on purpose (`Fault`) |
 
