@@ -106,7 +106,7 @@ async def _pass_on(process: asyncio.subprocess.Process, battery: Battery, report
     """Progress to people, all else to a log: vLLM has much to say."""
     assert process.stderr is not None
     log = battery.out / "battery.log"
-    with await asyncio.to_thread(log.open, "wb") as sink:
+    with await asyncio.to_thread(log.open, "wb", 0) as sink:
         async for line in process.stderr:
             sink.write(line)
             words = line.decode(errors="replace").rstrip()
