@@ -1,5 +1,6 @@
 """Worst-token transports against buffers that keep what they were asked."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any  # fakes of untyped buffers
 
@@ -7,8 +8,11 @@ import pytest
 import torch
 import vllm.v1.worker.ubatching  # noqa: F401  # the transports do, and it takes long
 
+from splitwave.engine.vllm.worst_token import legacy as legacy_module
+from splitwave.engine.vllm.worst_token.collectives import ended_counts
 from splitwave.engine.vllm.worst_token.elastic import POISON_WEIGHT, ElasticTransport, Unsanitised
 from splitwave.engine.vllm.worst_token.legacy import LegacyTransport, Sent
+from splitwave.engine.vllm.worst_token.marks import DeviceMarks
 from splitwave.engine.vllm.worst_token.transport import State
 
 RANKS = 2
@@ -75,6 +79,15 @@ def test_a_step_outside_the_graphs_is_dispatched_as_vllm_asks() -> None:
 
     assert buffer.asked[0]["num_max_tokens_per_rank"] == 256
     assert "do_handle_copy" not in buffer.asked[0]
+
+
+def test_neither_step_asks_for_more_than_the_buffer_was_made_for() -> None:
+    buffer = FakeElastic(received=10, most=160)
+    sent(ElasticTransport(buffer, State()), 130, asked=256)
+    sent(ElasticTransport(buffer, State()), 130, asked=None)
+    sent(ElasticTransport(buffer, State(warming=True)), 130, asked=256)
+
+    assert [one["num_max_tokens_per_rank"] for one in buffer.asked] == [160, None, 160]
 
 
 def test_collectives_are_counted_and_marked() -> None:
@@ -179,6 +192,37 @@ def test_each_captured_size_has_its_own_buffer_and_worst_case_rows() -> None:
     assert legacy.shared.asked == []
 
 
+def test_a_microbatch_shares_its_buffer_with_its_twin_and_with_no_other_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    legacy = Legacy()
+    legacy.state.warming = True
+    legacy.send(64)
+    monkeypatch.setattr(legacy_module, "is_overlapped", lambda: True)
+
+    for at in (0, 1):
+        monkeypatch.setattr(legacy_module, "microbatch", lambda at=at: at)
+        legacy.send(64)
+
+    assert [len(buffer.asked) for buffer in legacy.made] == [1, 2]
+
+
+@pytest.mark.parametrize("warming", [False, True])
+def test_no_buffer_is_made_while_a_graph_is_captured(
+    monkeypatch: pytest.MonkeyPatch, warming: bool
+) -> None:
+    legacy = Legacy()
+    legacy.state.warming = True
+    legacy.send(64)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    legacy.state.warming = warming
+    legacy.send(64)
+
+    with pytest.raises(RuntimeError, match="128 rows is captured without its warm-up"):
+        legacy.send(128)
+    assert len(legacy.made) == 1
+
+
 def test_results_go_back_through_the_buffer_that_the_rows_came_by() -> None:
     legacy = Legacy()
     legacy.state.warming = True
@@ -211,14 +255,6 @@ def test_steps_outside_the_graphs_stay_host_synced_and_drain_the_replays_before_
     assert all(one["async_finish"] for one in legacy.shared.asked)
 
 
-def test_a_size_without_a_warm_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    legacy = Legacy()
-
-    with pytest.raises(RuntimeError, match="64 rows is captured without its warm-up"):
-        legacy.send(64)
-
-
 def test_with_the_fault_switched_on_all_sizes_share_one_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -245,3 +281,22 @@ def test_legacy_poison_spares_rows_that_an_expert_is_asked_for(
     assert torch.isfinite(rows[:3]).all()
     assert torch.isnan(rows[3:]).all()
     assert (ids[3:] == -1).all()
+
+
+def test_a_mark_moves_the_count_that_reports_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda size, **more: zeros(size, dtype=more["dtype"]))
+    side = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _which: nullcontext())
+    marks = DeviceMarks("a device")
+
+    marks.mark("dispatch")
+    marks.mark("dispatch", 1)
+    marks.mark("combine", 1)
+    marks.mark("combine", 1)
+
+    assert ended_counts(marks.read()) == {
+        ("dispatch", 0): 1, ("combine", 0): 0, ("dispatch", 1): 1, ("combine", 1): 2,
+    }  # fmt: skip
