@@ -185,6 +185,11 @@ class Target:
 
     def __init__(self) -> None:
         self.steps = 0
+        self.description = SimpleNamespace(epoch=1)
+
+    def start_again(self) -> None:
+        self.description = SimpleNamespace(epoch=2)
+        self.steps = 0
 
     async def steps_run(self) -> int:
         self.steps += 10
@@ -252,3 +257,22 @@ async def test_a_control_that_is_switched_off_is_run_by_nobody_and_found_missing
     assert found.evidence.passed
     assert found.evidence.control is not None
     assert not found.evidence.control.was_caught
+
+
+async def test_steps_of_a_group_that_was_started_again_count_from_its_start(
+    tmp_path: Path,
+) -> None:
+    class Rebooting(CountingCheck):
+        async def observe(self, bench: Bench) -> dict[str, Any]:
+            target: Any = bench.rig.target
+            target.start_again()
+            return {"good": True}
+
+    long_running = bench()
+    target: Any = long_running.rig.target
+    target.steps = 10_000
+
+    check = Rebooting(Name.TWO_BOOTS)
+    found = (await run_checks([check], long_running, State(tmp_path, "d"), print))[0]
+
+    assert found.evidence.replays == 10

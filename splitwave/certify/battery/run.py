@@ -48,15 +48,30 @@ class Result:
 
 async def run_check(check: Check, bench: Bench) -> Result:
     """Run a check and its control. Raises CheckBroken, and EngineDied, if either cannot end."""
-    began_s, steps = time.monotonic(), await bench.rig.target.steps_run()
+    began_s, began = time.monotonic(), await _steps(bench)
     seen = await check.observe(bench)
     verdict = check.judge(seen, bench.subject, bench.scale)
     await bench.rig.quiet()
-    steps = await bench.rig.target.steps_run() - steps
+    ended = await _steps(bench)
+    # A group that was started again counts from 0.
+    steps = ended.steps - (began.steps if ended.epoch == began.epoch else 0)
     broken = check.judge(await check.observe_broken(bench), bench.subject, bench.scale)
     await bench.rig.quiet()
     work = Work(time.monotonic() - began_s, steps)
     return result_of(check, verdict, broken, work, seen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """Steps of all ranks of the group under test, since the start of its epoch."""
+
+    epoch: int
+    steps: int
+
+
+async def _steps(bench: Bench) -> _Count:
+    target = bench.rig.target
+    return _Count(target.description.epoch, await target.steps_run())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +91,7 @@ def result_of(
             check=check.name,
             passed=verdict.passed,
             seconds=round(work.seconds, 3),
-            replays=max(0, work.steps),
+            replays=work.steps,
             figures=verdict.figures,
             control=Control(
                 broken=check.broken,

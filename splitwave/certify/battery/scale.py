@@ -37,7 +37,8 @@ class Scale:
     soak_prompt_tokens: int = 16
     soak_tokens: int = 24
     repeats: int = 20
-    repeat_prompt_tokens: int = 256
+    repeat_prompt_tokens: int = 960
+    """So long that the noise of a step's cost is small beside it."""
     repeat_tokens: int = 12
     repeat_control: int = 12
     drift_max: float = 1.25
