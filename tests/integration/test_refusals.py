@@ -326,12 +326,12 @@ async def test_bytes_that_are_no_request_are_refused_with_a_reason(stack: Router
     tokenize = GENERATE.replace("/Generate", "/Tokenize")
     unary: Any = stack.channel.unary_unary(tokenize)
     stream: Any = stack.channel.unary_stream(GENERATE)
-    for path, answer in (
-        (tokenize, unary(b"\xff\xff", timeout=20.0)),
-        (GENERATE, stream(b"\xff\xff", timeout=20.0).read()),
+    for path, call in (
+        (tokenize, lambda: unary(b"\xff\xff", timeout=20.0)),
+        (GENERATE, lambda: stream(b"\xff\xff", timeout=20.0).read()),
     ):
         with counted_once(stack, path), pytest.raises(grpc.aio.AioRpcError) as refused:
-            await answer
+            await call()
         error = from_rpc_error(refused.value)
         assert (error.reason, error.message[:12]) == (Reason.INVALID_REQUEST, "the request:")
 

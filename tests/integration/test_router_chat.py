@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any  # JSON
 
 import pytest
@@ -12,6 +13,7 @@ from splitwave.engine.sim.tokens import prompt_logprobs
 from splitwave.wire.chat import Conversation
 from splitwave.wire.client import Ask, generate
 from tests.integration.router_stack import MODEL, Model, RouterStack, router_stack
+from tests.integration.worker_stack import DECODE
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
 BODY: dict[str, Any] = {
@@ -33,7 +35,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture
 async def stack(model: Model) -> AsyncIterator[RouterStack]:
-    async with router_stack(model) as started:
+    """Decode takes its time, so that choices overlap on a busy machine too."""
+    async with router_stack(model, decode=replace(DECODE, step_fixed_s=0.02)) as started:
         yield started
         await started.empty()
 
