@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from services.cli.plan import ROLES, Plan
 from splitwave.core.mode import lookup
 
 Report = Callable[[str, str], None]
+_PROGRESS = re.compile(r"\[ *[0-9]+\.[0-9]s\] ")
+"""How the battery's own lines begin; vLLM's and torch's begin otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +113,8 @@ async def _pass_on(process: asyncio.subprocess.Process, battery: Battery, report
         async for line in process.stderr:
             sink.write(line)
             words = line.decode(errors="replace").rstrip()
-            if words.startswith("["):
-                report("certify", words.partition("] ")[2])
+            if progress := _PROGRESS.match(words):
+                report("certify", words[progress.end() :])
 
 
 async def _read(process: asyncio.subprocess.Process) -> list[dict[str, Any]]:
@@ -145,8 +148,10 @@ def gateway(plan: Plan, control_model: Path, lm_eval_python: Path, gsm8k: Path) 
 def _command(plan: Plan) -> dict[str, Any]:
     """A stack that serves uncertified: what it runs is about to be proved."""
     metrics = [f"127.0.0.1:{plan.metrics_port + place}" for place in range(len(ROLES))]
+    program = [sys.executable, "-m", "services.cli.main", "up", *plan.up_flags()]
     return {
-        "words": [sys.executable, "-m", "services.cli.main", "up", *plan.up_flags()],
+        # A battery that is killed cannot stop its stack; tethered, the stack stops itself.
+        "words": [sys.executable, "-m", "services.cli.tether", *program],
         "http": plan.router_http,
         "metrics": metrics,
         "model": plan.served_model,

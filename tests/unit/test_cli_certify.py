@@ -129,6 +129,7 @@ def test_the_control_runs_on_a_model_whose_experts_differ(tmp_path: Path, model:
 
     assert found["main"]["model_path"] == str(model)
     assert found["control"]["model_path"] == str(tmp_path / "distinct")
+    assert found["main"]["words"][1:3] == ["-m", "services.cli.tether"]
     assert found["main"]["metrics"] == ["127.0.0.1:9", "127.0.0.1:10"]
 
 

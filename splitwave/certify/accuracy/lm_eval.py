@@ -50,7 +50,7 @@ async def score(python: Path, command: Command, task: Task, directory: Path) -> 
         "--output_path", str(directory / "out"), "--log_samples",
         env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+        stderr=asyncio.subprocess.STDOUT,  # In this process's group, and ended with it.
     )  # fmt: skip
     try:
         said, _ = await process.communicate()
