@@ -150,7 +150,7 @@ def compile_share(shape: Shape, rows: int, share: Sequence[Config], device: int)
     for config in share:
         try:
             layer.run(rows, config)
-        except Exception:  # noqa: BLE001  # a tile that does not fit is not measured
+        except Exception:  # noqa: BLE001  # what does not fit is not measured
             failed += 1
     return failed
 

@@ -68,7 +68,7 @@ class Step:
         try:
             with context:
                 forward()
-        except BaseException as error:  # noqa: BLE001  # as vLLM's runner: kept for the join
+        except BaseException as error:  # noqa: BLE001  # kept for the join, as vLLM's runner does
             self.errors[context.id] = error
 
     def run(self, *, begun: bool = True) -> float:
@@ -198,7 +198,7 @@ def test_a_microbatch_that_does_not_come_breaks_the_start_within_the_bound() -> 
         def __init__(self, parties: int) -> None:
             self.ready_barrier = threading.Barrier(parties)
 
-    Runner.__init__ = handover.met(Runner.__init__, 0.2)  # type: ignore[method-assign]  # as installed
+    Runner.__init__ = handover.met(Runner.__init__, 0.2)  # type: ignore[method-assign]  # installed so
     runner = Runner(3)
     assert runner.ready_barrier.parties == 3
 

@@ -12,7 +12,7 @@ from typing import Any  # vLLM's objects are untyped here
 
 import pytest
 import torch
-import vllm.v1.worker.gpu.model_runner  # noqa: F401  # `install` does, and it takes long
+import vllm.v1.worker.gpu.model_runner  # noqa: F401  # imported by `install`, and it takes long
 from vllm.config.compilation import CompilationConfig, CompilationMode, CUDAGraphMode
 
 from splitwave.engine.vllm.worst_token import gate, install, wedge
