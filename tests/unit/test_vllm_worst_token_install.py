@@ -261,8 +261,14 @@ def test_waits_are_bounded_once_graphs_are_captured_and_by_one_watch(
     assert set(launched(state).values()) == {0}, "counted on from the device's own numbers"
 
 
-@pytest.mark.parametrize(("listed", "trusted"), [([], False), ([0, 0], True), ([2, 1], True)])
-def test_counts_are_trusted_only_where_a_host_has_counted(listed: list[int], trusted: bool) -> None:
+@pytest.mark.parametrize(
+    ("listed", "worst", "trusted"),
+    [([], False, False), ([0, 0], False, True), ([2, 1], False, True), ([2, 1], True, False)],
+)
+def test_counts_are_trusted_only_where_a_host_has_counted(
+    state: State, listed: list[int], worst: bool, trusted: bool
+) -> None:
+    state.warming = worst
     counts = SimpleNamespace(expert_num_tokens_cpu=torch.tensor(listed, dtype=torch.int32))
 
     class Base:

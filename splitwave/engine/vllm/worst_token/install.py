@@ -150,7 +150,7 @@ def _without_host_counts(base: Any) -> Any:
     class WorstTokenDeepEPHT(base):
         def _receiver(self, *args: Any, **kwargs: Any) -> Any:
             rows, scales, counts, ids, weights = super()._receiver(*args, **kwargs)
-            if not counts.expert_num_tokens_cpu.numel():
+            if state.is_worst() or not counts.expert_num_tokens_cpu.numel():
                 counts = None  # Experts that trust an empty list would compute nothing.
             return rows, scales, counts, ids, weights
 
