@@ -78,6 +78,11 @@ def kill_rank(worker: psutil.Process) -> None:
     os.kill(engines[1].pid, signal.SIGKILL)
 
 
+def stop_rank(worker: psutil.Process) -> None:
+    engines = sorted(worker.children(), key=lambda child: child.create_time())
+    os.kill(engines[1].pid, signal.SIGSTOP)
+
+
 def kill_worker(worker: psutil.Process) -> None:
     worker.kill()
 
@@ -94,7 +99,7 @@ async def until(true: Callable[[], bool], timeout_s: float, what: str) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("kill", [kill_rank, kill_worker])
+@pytest.mark.parametrize("kill", [kill_rank, stop_rank, kill_worker])
 async def test_every_stream_goes_on_or_ends_by_name_and_the_group_comes_back(
     kill: Callable[[psutil.Process], None], stack: LiveStack
 ) -> None:

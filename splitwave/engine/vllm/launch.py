@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 KILL_WAIT_S = 5.0
+LOST_GRACE_S = 0.2
+"""Given to the other ranks of a lost group: time to write the end of their logs."""
 REPORTS_WAIT_S = 3.0
 """Given at most to the ranks of a wedged group to say where they stand."""
 REPORTS_LOOK_S = 0.05
@@ -311,13 +313,16 @@ class Processes:
         self._unwatch()
         if self.coordinator is not None:
             self.coordinator.be_quiet()
+        # Ranks of a group that has lost one wait for it in a collective: they cannot end politely,
+        # and one that is stopped does not even hear that it should.
+        grace_s = LOST_GRACE_S if self.died.done() else self._settings.close_grace_s
         if not self.died.done():
             self.died.set_result(EngineDied("the group was closed"))
         engines = [process for who, process in self._watched if who != COORDINATOR]
         for process in engines:
             if process.is_alive():
                 process.terminate()
-        await _until_ended(engines, self._settings.close_grace_s)
+        await _until_ended(engines, grace_s)
         self._kill()
         await _until_ended([process for _, process in self._watched], KILL_WAIT_S)
         # vLLM's handles: nothing is left to stop, but their finalizers must not run at exit.
