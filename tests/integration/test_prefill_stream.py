@@ -53,14 +53,14 @@ class Counting(PrefillServicer):
     """Counts calls by their kind."""
 
     def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)  # type: ignore[arg-type]  # what it uses of a worker
+        super().__init__(worker)  # type: ignore[arg-type]  # workers have more than it uses
         self.alone = self.streams = 0
 
-    async def Prefill(self, request, context):  # type: ignore[no-untyped-def]  # as above it
+    async def Prefill(self, request, context):  # type: ignore[no-untyped-def]  # untyped like the class above it
         self.alone += 1
         return await super().Prefill(request, context)
 
-    async def PrefillMany(self, request_iterator, context):  # type: ignore[no-untyped-def,override]  # as above it
+    async def PrefillMany(self, request_iterator, context):  # type: ignore[no-untyped-def,override]  # untyped like the class above it
         self.streams += 1
         await super().PrefillMany(request_iterator, context)
 

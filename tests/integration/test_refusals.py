@@ -6,7 +6,7 @@ One stack for the whole table: a refusal leaves nothing behind, which the last t
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any  # JSON
 
@@ -326,10 +326,11 @@ async def test_bytes_that_are_no_request_are_refused_with_a_reason(stack: Router
     tokenize = GENERATE.replace("/Generate", "/Tokenize")
     unary: Any = stack.channel.unary_unary(tokenize)
     stream: Any = stack.channel.unary_stream(GENERATE)
-    for path, call in (
+    calls: list[tuple[str, Callable[[], Awaitable[object]]]] = [
         (tokenize, lambda: unary(b"\xff\xff", timeout=20.0)),
         (GENERATE, lambda: stream(b"\xff\xff", timeout=20.0).read()),
-    ):
+    ]
+    for path, call in calls:
         with counted_once(stack, path), pytest.raises(grpc.aio.AioRpcError) as refused:
             await call()
         error = from_rpc_error(refused.value)

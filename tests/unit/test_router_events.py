@@ -37,7 +37,7 @@ class Stand:
             self.writes.append(bytes(data))
             write(data)
 
-        transport.write = noting  # type: ignore[method-assign,assignment]  # it has no hook
+        transport.write = noting  # type: ignore[method-assign,assignment]  # transports have no hook
         transport.writelines = lambda parts: noting(b"".join(parts))  # type: ignore[method-assign,assignment]  # likewise
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

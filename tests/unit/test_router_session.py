@@ -395,7 +395,5 @@ async def test_messages_are_acknowledged_many_at_once() -> None:
 async def test_a_message_about_nothing_that_we_know_breaks_the_contract(
     message: WorkerMessage,
 ) -> None:
-    peer = Peer()
-
     with pytest.raises(ServingError, match="broke the contract"):
-        peer.say(message)
+        Peer().say(message)
