@@ -10,7 +10,10 @@ from splitwave.core.generation import Request, Sampling, attempt_id, first_token
 ATTEMPTS_MAX = 4
 """Prefills that one request may cost, the first included."""
 DEATHS_MAX = 2
-"""Worker deaths at which a request was running before it is suspected of being their cause."""
+"""Workers that died or left their mode while a request ran there, before it is suspected of being
+the cause."""
+_TAKEN_OUT = frozenset({Reason.WORKER_LOST, Reason.GROUP_DECERTIFIED})
+"""Ends of a worker, or of its group's epoch, that one request can bring about."""
 PROMPT_MIN_TOKENS = 2
 """A shorter prompt cannot have its first token made by decode, whose steps begin at 1 or later."""
 
@@ -103,8 +106,10 @@ class Trail:
 
     attempts: int = 0
     deaths: int = 0
+    """Workers that it may have taken out."""
     at_work: bool = False
-    """True while a worker has the request, so that its death may be the request's doing."""
+    """True while a worker has the request, so that its death, or its step outside the mode, may be
+    the request's doing."""
     avoid_prefill: set[str] = field(default_factory=set)
     """Prefill workers that were lost with it."""
     grant_wait_s: float = 0.0
@@ -123,14 +128,14 @@ class Trail:
 
     def failed(self, error: ServingError) -> None:
         """Count an attempt's failure; raise if the request ends with it."""
-        died = error.reason is Reason.WORKER_LOST and not isinstance(error, NoAnswer)
+        died = error.reason in _TAKEN_OUT and not isinstance(error, NoAnswer)
         if died and self.at_work:
             self.deaths += 1
         self.at_work = False
         if self.deaths >= DEATHS_MAX:
             raise ServingError(
                 Reason.REQUEST_QUARANTINED,
-                f"it was running at {self.deaths} worker deaths and is not tried again",
+                f"{self.deaths} workers died or left their mode as it ran; it is not tried again",
             ) from error
         # The fleet as a whole has no room: it says so after asking everyone.
         final = error.reason is Reason.OVERLOADED or not error.reason.resumable

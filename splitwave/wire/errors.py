@@ -59,7 +59,7 @@ TOLD: Final[dict[Reason, Told]] = {
     Reason.DEADLINE_EXCEEDED: Told(_Code.DEADLINE_EXCEEDED, 504, "give it more time, or ask less"),
     Reason.STALLED: Told(_Code.DEADLINE_EXCEEDED, 504, "try again"),
     Reason.CANCELLED: Told(_Code.CANCELLED, 499, "nothing: it left"),
-    Reason.REQUEST_QUARANTINED: Told(_Code.ABORTED, 500, "do not repeat: workers died of it"),
+    Reason.REQUEST_QUARANTINED: Told(_Code.ABORTED, 500, "do not repeat: it took workers out"),
     Reason.RESUME_BUDGET_EXHAUSTED: Told(_Code.UNAVAILABLE, 503, _LATER),
     Reason.INTERNAL: Told(_Code.INTERNAL, 500, "report it: our bug"),
     Reason.OUTSIDE_ENVELOPE: Told(_Code.INVALID_ARGUMENT, 400, "ask for less, as the message says"),

@@ -129,8 +129,8 @@ async def test_a_failed_prefill_is_tried_again_only_where_that_can_help(reason: 
         await served.run()
 
     tries = ATTEMPTS_MAX if reason.resumable else 1
-    tries = {Reason.OVERLOADED: 1, Reason.WORKER_LOST: 2}.get(reason, tries)
-    quarantined = reason is Reason.WORKER_LOST
+    quarantined = reason in (Reason.WORKER_LOST, Reason.GROUP_DECERTIFIED)
+    tries = 2 if quarantined else 1 if reason is Reason.OVERLOADED else tries
     assert len(served.prefill.calls) == tries
     assert failed.value.reason is (Reason.REQUEST_QUARANTINED if quarantined else reason)
     assert len({call.handoff_id for call in served.prefill.calls}) == tries
@@ -270,15 +270,34 @@ async def test_an_expired_handoff_is_prefilled_again() -> None:
     assert len(served.prefill.calls) == ATTEMPTS_MAX
 
 
-async def test_a_request_that_was_running_at_two_deaths_is_quarantined() -> None:
+@pytest.mark.parametrize(
+    "reasons",
+    [
+        (Reason.WORKER_LOST, Reason.WORKER_LOST),
+        (Reason.GROUP_DECERTIFIED, Reason.GROUP_DECERTIFIED),
+        (Reason.WORKER_LOST, Reason.GROUP_DECERTIFIED),
+    ],
+)
+async def test_a_request_that_was_running_where_two_workers_went_is_quarantined(
+    reasons: tuple[Reason, Reason],
+) -> None:
     served = Served()
-    served.decodes[0].ends = [(1, failure(Reason.WORKER_LOST))] * 2
+    served.decodes[0].ends = [(1, failure(reason)) for reason in reasons]
 
     with pytest.raises(ServingError) as failed:
         await served.run()
 
     assert failed.value.reason is Reason.REQUEST_QUARANTINED
     assert len(served.prefill.calls) == 2
+
+
+async def test_a_group_that_left_its_mode_once_is_no_reason_against_a_request() -> None:
+    served = Served()
+    served.decodes[0].ends = [(1, failure(Reason.GROUP_DECERTIFIED))]
+
+    await served.run()
+
+    assert served.sink.token_ids == right_tokens(6)
 
 
 async def test_a_worker_that_is_merely_slow_is_no_death() -> None:
