@@ -13,9 +13,12 @@ from splitwave.certify.battery.bench import Bench, Subject
 from splitwave.certify.battery.campaign import CHECKS, Order, Trial, finish
 from splitwave.certify.battery.report import page
 from splitwave.certify.battery.run import (
+    FAILED_BEFORE,
+    RESULT_AGE_MAX_S,
     Result,
     State,
     Work,
+    code_digest,
     outcome,
     result_of,
     run_checks,
@@ -136,6 +139,58 @@ def test_a_good_result_is_found_again_and_a_bad_one_is_run_again(tmp_path: Path)
     assert State(tmp_path, "another digest").load(Name.ORACLE) is None
 
 
+def test_a_result_counts_for_a_day_and_one_of_the_future_never(tmp_path: Path) -> None:
+    def at(now_s: float) -> State:
+        return State(tmp_path, "digest", lambda: now_s)
+
+    at(1000.0).save(result(Name.ORACLE))
+
+    assert at(1000.0 + RESULT_AGE_MAX_S).load(Name.ORACLE) == result(Name.ORACLE)
+    assert at(1001.0 + RESULT_AGE_MAX_S).load(Name.ORACLE) is None
+    assert at(999.0).load(Name.ORACLE) is None
+
+
+def test_a_result_without_a_time_is_run_again(tmp_path: Path) -> None:
+    state = State(tmp_path, "digest")
+    state.save(result(Name.ORACLE))
+    path = tmp_path / "oracle.json"
+    stored = json.loads(path.read_text())
+    del stored["made_at_s"]
+    path.write_text(json.dumps(stored))
+
+    assert state.load(Name.ORACLE) is None
+
+
+def test_results_sign_one_certificate_and_no_second_one(tmp_path: Path) -> None:
+    tried = trial(tmp_path, all_results())
+    for one in tried.results:
+        tried.state.save(one)
+
+    assert finish(order(tmp_path), tried, 0.0).certificate is not None
+
+    assert [tried.state.load(one.evidence.check) for one in tried.results] == [None] * 4
+
+
+def test_results_of_what_was_not_signed_are_kept(tmp_path: Path) -> None:
+    tried = trial(tmp_path, all_results()[1:])
+    for one in tried.results:
+        tried.state.save(one)
+
+    assert finish(order(tmp_path), tried, 0.0).certificate is None
+
+    assert None not in [tried.state.load(one.evidence.check) for one in tried.results]
+
+
+def test_code_that_judges_otherwise_has_another_digest(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text("BOUND = 1")
+    before = code_digest(tmp_path)
+    (tmp_path / "notes.txt").write_text("no code")
+
+    assert code_digest(tmp_path) == before
+    (tmp_path / "judge.py").write_text("BOUND = 2")
+    assert code_digest(tmp_path) != before
+
+
 def test_a_broken_state_file_is_run_again(tmp_path: Path) -> None:
     state = State(tmp_path, "digest")
     state.save(result(Name.ORACLE))
@@ -244,6 +299,24 @@ async def test_a_battery_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -
     assert [found.evidence.replays for found in results] == [10, 10]
     assert all(found.evidence.control is not None for found in results)
     assert any("done before" in words for words in said)
+
+
+async def test_a_check_that_passes_at_last_tells_how_often_it_failed(tmp_path: Path) -> None:
+    class Flaky(CountingCheck):
+        async def observe(self, bench: Bench) -> dict[str, Any]:
+            self.ran += 1
+            return {"good": self.ran == 3}
+
+    state, check = State(tmp_path, "digest"), Flaky(Name.SOAK)
+
+    told = [
+        (await run_checks([check], bench(), state, lambda words: None))[0].evidence
+        for _ in range(4)
+    ]
+
+    assert [evidence.passed for evidence in told] == [False, False, True, True]
+    assert [evidence.figures.get(FAILED_BEFORE) for evidence in told] == [None, 1, 2, 2]
+    assert check.ran == 3
 
 
 async def test_a_control_that_is_switched_off_is_run_by_nobody_and_found_missing(

@@ -10,7 +10,14 @@ from splitwave.certify.battery import limits, repeats, rig, sizes, soak, storms,
 from splitwave.certify.battery.bench import Bench, Check, Subject
 from splitwave.certify.battery.cases import Case, Generated, certified_features
 from splitwave.certify.battery.report import Report, write
-from splitwave.certify.battery.run import Result, Say, State, run_checks, subject_digest
+from splitwave.certify.battery.run import (
+    Result,
+    Say,
+    State,
+    run_checks,
+    subject_digest,
+    with_failed_runs,
+)
 from splitwave.certify.battery.scale import Scale, scale_for
 from splitwave.certify.battery.verdict import CheckBroken
 from splitwave.certify.fingerprint import read_fingerprint, shape_of
@@ -212,7 +219,9 @@ async def _accuracy(order: Order, trial: Trial, say: Say) -> None:
     if CheckName.ACCURACY not in _names(order, trial.subject) or order.accuracy is None:
         return
     if (result := trial.state.load(CheckName.ACCURACY)) is None:
+        failed = trial.state.failed_runs(CheckName.ACCURACY)
         result = await order.accuracy(trial.subject, trial.scale, say)
+        result = with_failed_runs(result, failed)
         trial.state.save(result)
     trial.results.append(result)
 
@@ -234,6 +243,7 @@ def finish(order: Order, trial: Trial, used_cpu_s: float) -> Outcome:
     path, why = None, ""
     try:
         path = write_file(sign_certificate(body, order.key), order.certificates)
+        trial.state.clear()
     except CertificateRefused as refused:
         why = str(refused)
     report = Report(

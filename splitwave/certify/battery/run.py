@@ -1,25 +1,34 @@
 """Runs checks in order, each with its positive control, and remembers what is done.
 
 A check's result lies in a file of its own, so that a battery that was stopped goes on where it
-was: results count while fingerprint, envelope, level and scale are the same.
+was: results count for a day, while fingerprint, envelope, level, scale and the battery's own code
+are the same, and until a certificate is signed with them.
 """
 
 import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any  # JSON
 
 from splitwave.certify.battery.bench import Bench, Check, Named, Subject
 from splitwave.certify.battery.scale import Scale
 from splitwave.certify.battery.verdict import Observed, Verdict
+from splitwave.core.evidence import Check as CheckName
 from splitwave.core.evidence import Control, Evidence
 from splitwave.core.fingerprint import Fingerprint
 
 BATTERY = 1
 """Raised whenever the same scale means other work; results of older batteries then do not count."""
+
+RESULT_AGE_MAX_S = 86400.0
+"""Older results do not count: a certificate says of now what its checks saw."""
+FAILED_BEFORE = "failed_runs_before"
+"""Figure of a check that failed and was run again: that it did not hold each time is told."""
+CODE = Path(__file__).parents[1]
+"""What makes and judges results."""
 
 Say = Callable[[str], None]
 
@@ -109,6 +118,7 @@ def subject_digest(fingerprint: Fingerprint, subject: Subject, scale: Scale) -> 
     """What a stored result must be of, to count."""
     parts = {
         "battery": BATTERY,
+        "code": code_digest(CODE),
         "fingerprint": fingerprint.digest,
         "mode": subject.mode.name,
         "level": subject.level,
@@ -118,32 +128,80 @@ def subject_digest(fingerprint: Fingerprint, subject: Subject, scale: Scale) -> 
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def code_digest(directory: Path) -> str:
+    """Of the Python files below a directory: with other code the same check is another one."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*.py")):
+        digest.update(str(path.relative_to(directory)).encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
 class State:
     """Results in a directory, a file a check, each written whole or not at all."""
 
-    def __init__(self, directory: Path, digest: str) -> None:
-        self._directory, self._digest = directory, digest
+    def __init__(
+        self, directory: Path, digest: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`clock`: seconds since 1970."""
+        self._directory, self._digest, self._clock = directory, digest, clock
         directory.mkdir(parents=True, exist_ok=True)
 
     def load(self, name: str) -> Result | None:
-        """A good result of the same subject; None otherwise, so that it is run again."""
-        try:
-            stored = json.loads((self._directory / f"{name}.json").read_text())
-            if stored["digest"] != self._digest:
-                return None
-            result = read_result(stored["result"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        control = result.evidence.control
-        is_good = result.evidence.passed and control is not None and control.was_caught
-        return result if is_good else None
+        """A good result of the same subject, of the last day; None otherwise: it is run again."""
+        result = self._stored(name)
+        return result if result is not None and is_good(result) else None
+
+    def failed_runs(self, name: str) -> int:
+        """How often the check has failed in a row on the same subject, in the last day."""
+        result = self._stored(name)
+        if result is None or is_good(result):
+            return 0
+        return int(result.evidence.figures.get(FAILED_BEFORE) or 0) + 1
 
     def save(self, result: Result) -> None:
         """Keep a result."""
-        path = self._directory / f"{result.evidence.check}.json"
+        path = self._path(result.evidence.check)
         part = path.with_suffix(".part")
-        part.write_text(json.dumps({"digest": self._digest, "result": result.to_json()}))
+        stored = {
+            "digest": self._digest,
+            "made_at_s": self._clock(),
+            "result": result.to_json(),
+        }
+        part.write_text(json.dumps(stored))
         part.replace(path)
+
+    def clear(self) -> None:
+        """Forget all results: the next certificate is signed for what runs then."""
+        for name in CheckName:
+            self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}.json"
+
+    def _stored(self, name: str) -> Result | None:
+        try:
+            stored = json.loads(self._path(name).read_text())
+            age_s = self._clock() - stored["made_at_s"]
+            if stored["digest"] != self._digest or not 0.0 <= age_s <= RESULT_AGE_MAX_S:
+                return None
+            return read_result(stored["result"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def is_good(result: Result) -> bool:
+    """True if the check passed and noticed its control."""
+    control = result.evidence.control
+    return result.evidence.passed and control is not None and control.was_caught
+
+
+def with_failed_runs(result: Result, count: int) -> Result:
+    """The result, which tells how often the same check failed before it."""
+    if not count:
+        return result
+    figures = {**result.evidence.figures, FAILED_BEFORE: count}
+    return replace(result, evidence=replace(result.evidence, figures=figures))
 
 
 def read_result(value: Mapping[str, Any]) -> Result:
@@ -166,7 +224,8 @@ async def run_checks(checks: Sequence[Check], bench: Bench, state: State, say: S
         result = state.load(check.name)
         if result is None:
             say(f"{who} ...")
-            result = await run_check(check, bench)
+            failed = state.failed_runs(check.name)
+            result = with_failed_runs(await run_check(check, bench), failed)
             state.save(result)
             say(f"{who}: {outcome(result)}")
         else:
