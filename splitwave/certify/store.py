@@ -15,6 +15,7 @@ from splitwave.core.certificate import (
     examine,
     read_certificate,
 )
+from splitwave.core.evidence import Level
 
 SUFFIX = ".cert.json"
 
@@ -56,11 +57,11 @@ def files(place: Path) -> list[Path]:
 def choose(
     paths: Sequence[Path], wanted: Wanted, trust: Trust, now_s: float
 ) -> tuple[Path, SignedCertificate]:
-    """The certificate that lets this group serve: of several the one that is valid longest.
+    """The certificate that lets this group serve: of several a full one, the one valid longest.
 
     Raises CertificateRefused with the refusal of the one that came nearest.
     """
-    fitting: list[tuple[int, Path, SignedCertificate]] = []
+    fitting: list[tuple[bool, int, Path, SignedCertificate]] = []
     refusals: list[Refusal] = []
     for path in paths:
         try:
@@ -69,12 +70,14 @@ def choose(
             refusals.append(refused.refusal)
             continue
         if (refusal := examine(signed, wanted, trust, now_s)) is None:
-            fitting.append((signed.certificate.expires_at_s, path, signed))
+            # A smoke one that is younger must not hide what routers demand.
+            is_full = signed.certificate.level is Level.FULL
+            fitting.append((is_full, signed.certificate.expires_at_s, path, signed))
         else:
             words = f"{path.name}: {refusal.message}"
             refusals.append(Refusal(refusal.kind, refusal.first, words))
     if fitting:
-        _, path, signed = max(fitting, key=lambda item: item[:2])
+        _, _, path, signed = max(fitting, key=lambda item: item[:3])
         return path, signed
     if not refusals:
         raise _refused(

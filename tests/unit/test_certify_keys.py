@@ -17,6 +17,7 @@ from splitwave.certify.keys import (
 )
 from splitwave.certify.store import choose, files, read_file, write_file
 from splitwave.core.certificate import CertificateRefused, RefusalKind
+from splitwave.core.evidence import Level
 from tests.unit.certificates import DAY_S, KEY, NOW_S, TRUST, signed, wanted
 
 RFC_8032_KEY = bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
@@ -148,6 +149,14 @@ def test_of_several_the_one_that_is_valid_longest_is_chosen(tmp_path: Path) -> N
     _, chosen = choose(files(tmp_path), wanted(), TRUST, NOW_S)
 
     assert chosen.certificate.expires_at_s == NOW_S + 3 * DAY_S
+
+
+def test_a_smoke_one_that_is_valid_longer_does_not_hide_a_full_one(tmp_path: Path) -> None:
+    full = write_file(signed(), tmp_path)
+    write_file(signed(level=Level.SMOKE, expires_at_s=NOW_S + 9 * DAY_S), tmp_path)
+
+    asked = wanted(level=Level.SMOKE)
+    assert choose(files(tmp_path), asked, TRUST, NOW_S)[0] == full
 
 
 def test_bad_ones_beside_it_do_not_keep_a_good_one_from_serving(tmp_path: Path) -> None:
