@@ -5,6 +5,7 @@ it stands. Of the decertified groups of a pool so many are told to drain as the 
 the others to serve on (`splitwave.core.mode_guard.PoolGuard`).
 """
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -138,7 +139,7 @@ class Standings:
                 await backoff.wait()
         finally:
             del self._groups[address]
-            self.pools[role].forget(address)
+            self.pools[role].forget(address, _now_s())
             await link.close()
 
     async def _watch(self, role: Role, address: str, link: WorkerLink, backoff: Backoff) -> None:
@@ -166,7 +167,7 @@ class Standings:
         standing = self._groups[address].standing
         assert standing is not None
         pool = self.pools[role]
-        action = pool.observe(address, epoch, standing)
+        action = pool.observe(address, epoch, standing, _now_s())
         if action is None:
             return
         why = (
@@ -179,3 +180,7 @@ class Standings:
             raise
         self.judged[role, action] += 1
         _log.warning("%s is told: %s (%s)", address, action, why)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

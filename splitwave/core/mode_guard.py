@@ -13,6 +13,9 @@ from dataclasses import dataclass
 VIOLATIONS_KEPT_MAX = 16
 REQUESTS_KEPT_MAX = 64
 """Of one violating step."""
+PLACE_KEPT_S = 1800.0
+"""How long a group that left its pool while it was out keeps its place: a readiness gate takes it
+from the list of workers until it has loaded its weights again, and it is out all that time."""
 
 
 class Standing(enum.StrEnum):
@@ -183,6 +186,13 @@ class _Group:
     """It was told to drain, and has not come back in a later epoch."""
     is_told: bool = False
     """It was told, in this epoch."""
+    left_at_s: float | None = None
+    """When it left the pool, if it has not been seen since."""
+
+    def is_followed_by(self, epoch: int) -> bool:
+        """True if a group of this name and epoch is another one, or this one's next life."""
+        # Where it has left, another may be now, whose epochs are its own.
+        return epoch > self.epoch or (self.left_at_s is not None and epoch < self.epoch)
 
 
 class PoolGuard:
@@ -191,6 +201,7 @@ class PoolGuard:
     Invariants:
       P1  at most `decertified_max` groups are out at once
       P2  each decertified group is told once an epoch: to drain, or to serve on
+      P3  of the groups that have left the pool those are known that are out, for PLACE_KEPT_S
     """
 
     def __init__(self, share_max: float) -> None:
@@ -207,15 +218,19 @@ class PoolGuard:
         """How many may be."""
         return decertified_max(len(self._groups), self._share_max)
 
-    def observe(self, name: str, epoch: int, standing: Standing) -> Action | None:
+    def observe(self, name: str, epoch: int, standing: Standing, now_s: float) -> Action | None:
         """A group has said how it stands; what it is to be told, if anything now."""
+        self._expire(now_s)
         group = self._groups.get(name)
-        if group is None or epoch > group.epoch:
+        if group is None or group.is_followed_by(epoch):
             group = self._groups[name] = _Group(epoch, standing)
         if epoch < group.epoch:
             return None
-        group.standing = standing
-        if standing is not Standing.DECERTIFIED or group.is_told:
+        group.standing, group.left_at_s = standing, None
+        if standing is not Standing.DECERTIFIED:
+            group.is_out = False  # Another router was first to tell it: it serves on.
+            return None
+        if group.is_told:
             return None
         group.is_told = True
         if self.out >= self.out_max:
@@ -229,9 +244,19 @@ class PoolGuard:
         if group is not None:
             group.is_told = group.is_out = False
 
-    def forget(self, name: str) -> None:
-        """The group is no longer of this pool."""
-        self._groups.pop(name, None)
+    def forget(self, name: str, now_s: float) -> None:
+        """The group is no longer of this pool; if it is out, it may be back."""
+        group = self._groups.get(name)
+        if group is not None and group.is_out:
+            group.left_at_s = now_s
+        else:
+            self._groups.pop(name, None)
+
+    def _expire(self, now_s: float) -> None:
+        """P3."""
+        for name, group in list(self._groups.items()):
+            if group.left_at_s is not None and now_s - group.left_at_s >= PLACE_KEPT_S:
+                del self._groups[name]
 
     def check(self) -> None:
         """Assert the invariants; only for a pool that has not shrunk."""

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from splitwave.core.mode_guard import (
+    PLACE_KEPT_S,
     VIOLATIONS_KEPT_MAX,
     Action,
     ModeGuard,
@@ -16,6 +17,7 @@ from splitwave.core.mode_guard import (
 )
 
 PATIENCE_S = 2.0
+NOW_S = 50.0
 
 
 def guard(standing: Standing = Standing.CERTIFIED) -> ModeGuard:
@@ -122,32 +124,91 @@ def test_a_pool_is_never_emptied_by_steps_outside_the_mode(groups: int, share: f
 def test_beyond_the_cap_groups_serve_on_until_one_has_come_back() -> None:
     pool = PoolGuard(0.25)
     for name in "abcdefgh":
-        assert pool.observe(name, 1, Standing.CERTIFIED) is None
+        assert pool.observe(name, 1, Standing.CERTIFIED, NOW_S) is None
 
-    told = [pool.observe(name, 1, Standing.DECERTIFIED) for name in "abcd"]
+    told = [pool.observe(name, 1, Standing.DECERTIFIED, NOW_S) for name in "abcd"]
     assert told == [Action.DRAIN, Action.DRAIN, Action.SERVE_ON, Action.SERVE_ON]
-    assert pool.observe("a", 1, Standing.DECERTIFIED) is None
-    assert pool.observe("a", 2, Standing.CERTIFIED) is None
+    assert pool.observe("a", 1, Standing.DECERTIFIED, NOW_S) is None
+    assert pool.observe("a", 2, Standing.CERTIFIED, NOW_S) is None
     assert pool.out == 1
-    assert pool.observe("e", 1, Standing.DECERTIFIED) is Action.DRAIN
+    assert pool.observe("e", 1, Standing.DECERTIFIED, NOW_S) is Action.DRAIN
 
 
 def test_a_word_that_was_lost_is_said_again() -> None:
     pool = PoolGuard(0.25)
     for name in "ab":
-        pool.observe(name, 1, Standing.CERTIFIED)
+        pool.observe(name, 1, Standing.CERTIFIED, NOW_S)
 
-    assert pool.observe("a", 1, Standing.DECERTIFIED) is Action.DRAIN
+    assert pool.observe("a", 1, Standing.DECERTIFIED, NOW_S) is Action.DRAIN
     pool.untold("a")
     assert pool.out == 0
-    assert pool.observe("a", 1, Standing.DECERTIFIED) is Action.DRAIN
+    assert pool.observe("a", 1, Standing.DECERTIFIED, NOW_S) is Action.DRAIN
 
 
 def test_an_old_word_of_an_earlier_epoch_does_not_count() -> None:
     pool = PoolGuard(1.0)
-    pool.observe("a", 2, Standing.CERTIFIED)
+    pool.observe("a", 2, Standing.CERTIFIED, NOW_S)
 
-    assert pool.observe("a", 1, Standing.DECERTIFIED) is None
+    assert pool.observe("a", 1, Standing.DECERTIFIED, NOW_S) is None
+
+
+def drained_pool() -> PoolGuard:
+    """Two groups, of which one was told to drain and is no longer listed."""
+    pool = PoolGuard(0.25)
+    for name in "ab":
+        pool.observe(name, 5, Standing.CERTIFIED, NOW_S)
+    assert pool.observe("a", 5, Standing.DECERTIFIED, NOW_S) is Action.DRAIN
+    pool.forget("a", NOW_S)
+    return pool
+
+
+def test_a_group_that_is_no_longer_listed_while_it_starts_over_keeps_its_place() -> None:
+    pool = drained_pool()
+
+    assert pool.out == 1
+    later_s = NOW_S + PLACE_KEPT_S - 1
+    assert pool.observe("b", 5, Standing.DECERTIFIED, later_s) is Action.SERVE_ON
+
+
+@pytest.mark.parametrize("epoch", [6, 4])
+def test_a_group_that_is_listed_again_gives_up_its_place_in_another_epoch(epoch: int) -> None:
+    pool = drained_pool()
+
+    assert pool.observe("a", 5, Standing.DECERTIFIED, NOW_S) is None
+    assert pool.out == 1, "it still finishes what runs"
+    pool.forget("a", NOW_S)
+    assert pool.observe("a", epoch, Standing.CERTIFIED, NOW_S) is None
+    assert (pool.out, pool.out_max) == (0, 1)
+    assert pool.observe("b", 5, Standing.DECERTIFIED, NOW_S) is Action.DRAIN
+
+
+def test_the_place_of_a_group_that_never_comes_back_is_free_in_the_end() -> None:
+    pool = drained_pool()
+    pool.observe("c", 5, Standing.CERTIFIED, NOW_S)
+
+    later_s = NOW_S + PLACE_KEPT_S
+    assert pool.observe("b", 5, Standing.DECERTIFIED, later_s) is Action.DRAIN
+    assert pool.out == 1
+
+
+def test_a_group_that_was_not_out_leaves_no_place_behind() -> None:
+    pool = PoolGuard(0.25)
+    for name in "ab":
+        pool.observe(name, 1, Standing.CERTIFIED, NOW_S)
+
+    pool.forget("a", NOW_S)
+
+    assert (pool.out, pool.out_max) == (0, 0)
+
+
+def test_a_group_that_another_router_told_to_serve_on_is_not_out() -> None:
+    pool = PoolGuard(0.25)
+    for name in "ab":
+        pool.observe(name, 1, Standing.CERTIFIED, NOW_S)
+    pool.observe("a", 1, Standing.DECERTIFIED, NOW_S)
+
+    assert pool.observe("a", 1, Standing.DEGRADED, NOW_S) is None
+    assert pool.out == 0
 
 
 class Pool(RuleBasedStateMachine):
@@ -161,7 +222,7 @@ class Pool(RuleBasedStateMachine):
         self.routers = [PoolGuard(0.25), PoolGuard(0.25)]
         for router in self.routers:
             for index in range(8):
-                router.observe(str(index), 1, Standing.CERTIFIED)
+                router.observe(str(index), 1, Standing.CERTIFIED, self.now_s)
 
     @rule(index=st.integers(0, 7))
     def violate(self, index: int) -> None:
@@ -174,7 +235,9 @@ class Pool(RuleBasedStateMachine):
     @rule(index=st.integers(0, 7), router=st.integers(0, 1), reaches=st.booleans())
     def look(self, index: int, router: int, reaches: bool) -> None:
         guarded, name = self.guards[index], str(index)
-        action = self.routers[router].observe(name, self.epochs[index], guarded.standing)
+        action = self.routers[router].observe(
+            name, self.epochs[index], guarded.standing, self.now_s
+        )
         if action is not None and not reaches:
             self.routers[router].untold(name)
         elif action is Action.DRAIN:

@@ -145,6 +145,27 @@ def test_a_decertified_group_is_asked_which_step_it_was_and_comes_back_in_a_new_
     run(main())
 
 
+def test_a_group_that_a_readiness_gate_takes_off_the_list_is_still_out() -> None:
+    async def main() -> None:
+        router = Router(2)
+        await asyncio.sleep(0.1)
+        router.workers[0].says.put_nowait((1, Standing.DECERTIFIED))
+        await asyncio.sleep(0.1)
+        assert router.workers[0].judged == [(1, Action.DRAIN)]
+        router.tasks[0].cancel()  # No longer listed.
+        await asyncio.sleep(60.0)
+        router.workers[1].says.put_nowait((1, Standing.DECERTIFIED))
+        await asyncio.sleep(0.1)
+        assert router.workers[1].judged == [(1, Action.SERVE_ON)]
+        router.workers[0] = Worker(replace(DESCRIPTION, epoch=2))
+        router.tasks.append(asyncio.create_task(router.standings.follow(Role.DECODE, "0")))
+        await asyncio.sleep(0.1)
+        assert router.standings.pools[Role.DECODE].out == 0
+        await router.close()
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("certification", "standing", "demands", "refused"),
     [
