@@ -153,9 +153,9 @@ def test_an_old_word_of_an_earlier_epoch_does_not_count() -> None:
 
 
 def drained_pool() -> PoolGuard:
-    """Two groups, of which one was told to drain and is no longer listed."""
+    """Three groups, of which one was told to drain and is no longer listed."""
     pool = PoolGuard(0.25)
-    for name in "ab":
+    for name in "abc":
         pool.observe(name, 5, Standing.CERTIFIED, NOW_S)
     assert pool.observe("a", 5, Standing.DECERTIFIED, NOW_S) is Action.DRAIN
     pool.forget("a", NOW_S)
@@ -184,7 +184,6 @@ def test_a_group_that_is_listed_again_gives_up_its_place_in_another_epoch(epoch:
 
 def test_the_place_of_a_group_that_never_comes_back_is_free_in_the_end() -> None:
     pool = drained_pool()
-    pool.observe("c", 5, Standing.CERTIFIED, NOW_S)
 
     later_s = NOW_S + PLACE_KEPT_S
     assert pool.observe("b", 5, Standing.DECERTIFIED, later_s) is Action.DRAIN

@@ -147,7 +147,7 @@ def test_a_decertified_group_is_asked_which_step_it_was_and_comes_back_in_a_new_
 
 def test_a_group_that_a_readiness_gate_takes_off_the_list_is_still_out() -> None:
     async def main() -> None:
-        router = Router(2)
+        router = Router(3)
         await asyncio.sleep(0.1)
         router.workers[0].says.put_nowait((1, Standing.DECERTIFIED))
         await asyncio.sleep(0.1)
