@@ -285,7 +285,12 @@ def _flawed(body: Certificate) -> Refusal | None:
         return Refusal(RefusalKind.WRONG_ROLE, "role", words)
     if body.expires_at_s <= body.issued_at_s:
         return Refusal(RefusalKind.EXPIRED, "expires_at_s", "it expires before it is issued")
-    required = required_checks(mode, body.level, ranks=body.envelope.ranks)
+    required = required_checks(
+        mode,
+        body.level,
+        ranks=body.envelope.ranks,
+        steps_together=body.fingerprint.steps_together,
+    )
     if (flaw := first_flaw(body.evidence, required)) is None:
         return None
     kind, check, words = flaw

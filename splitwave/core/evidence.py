@@ -33,7 +33,7 @@ class Check(enum.StrEnum):
     GRID = "grid"
     """Every captured or warmed-up size runs in every order. Modes with a grid."""
     RAGGED_HAMMER = "ragged_hammer"
-    """Ranks walk through sizes independently and skewed."""
+    """Ranks walk through sizes independently and skewed. Groups that step in lock-step."""
     WAVE_STORM = "wave_storm"
     """Waves begin and end as fast as they can. Groups that step in lock-step."""
     ABORT_STORM = "abort_storm"
@@ -52,15 +52,18 @@ SMOKE_CHECKS = frozenset({Check.ORACLE, Check.GRID, Check.ABORT_STORM, Check.OVE
 """What fits into 60 CPU-seconds."""
 
 
-def required_checks(mode: Mode, level: Level, *, ranks: int) -> tuple[Check, ...]:
+def required_checks(
+    mode: Mode, level: Level, *, ranks: int, steps_together: bool = True
+) -> tuple[Check, ...]:
     """The checks that a certificate must hold, in order.
 
     Left out are those about what the mode or group does not have: padding, a grid, lock-step.
+    Ranks of a dense model share nothing, so each steps by itself: `steps_together` is False.
     """
     absent = set()
     if not mode.has_grid:
         absent |= {Check.PADDING_POISON, Check.GRID}
-    if ranks < 2:
+    if ranks < 2 or not steps_together:
         absent |= {Check.WAVE_STORM, Check.RAGGED_HAMMER}
     wanted = SMOKE_CHECKS if level is Level.SMOKE else frozenset(Check)
     return tuple(check for check in Check if check in wanted - absent)

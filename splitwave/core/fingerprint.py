@@ -14,6 +14,9 @@ from splitwave.core.strict_json import Scalar, canonical
 SECTIONS = ("version", "hardware", "parallel", "env", "sim", "vllm", "kernel", "weights")
 """First parts of the names, in the order in which differences are told: causes before effects."""
 
+STEPS_TOGETHER = "parallel.steps_together"
+"""Whether ranks need one another in each step, so that waves of them are coordinated."""
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -48,6 +51,11 @@ class Fingerprint:
     def digest(self) -> str:
         """SHA-256 of the canonical form, in hexadecimal."""
         return hashlib.sha256(canonical(dict(self.values))).hexdigest()
+
+    @property
+    def steps_together(self) -> bool:
+        """Whether the group's ranks step in lock-step; True if it does not say."""
+        return self.values.get(STEPS_TOGETHER) is not False
 
     def differences(self, found: "Fingerprint") -> list[Difference]:
         """By what `found` differs from this certified one, causes first; empty if they are equal.

@@ -20,7 +20,7 @@ from splitwave.core.certificate import (
 )
 from splitwave.core.certificate import signed as sign
 from splitwave.core.evidence import Check, Level
-from splitwave.core.fingerprint import Fingerprint
+from splitwave.core.fingerprint import STEPS_TOGETHER, Fingerprint
 from splitwave.core.strict_json import canonical, flatten
 from tests.unit.certificates import (
     CONTROL,
@@ -216,6 +216,23 @@ def test_a_control_that_was_not_caught_spoils_its_check() -> None:
     assert refusal is not None
     assert (refusal.kind, refusal.first) == ("control_not_caught", f"evidence.{FULL[0]}")
     assert "routing shifted by one" in refusal.message
+
+
+@pytest.mark.parametrize("says", [False, True, None])
+def test_ranks_that_step_each_by_itself_need_no_proof_of_lock_step(says: bool | None) -> None:
+    values = VALUES if says is None else VALUES | {STEPS_TOGETHER: says}
+    group = Fingerprint(values)
+    without = [check for check in FULL if check not in (Check.WAVE_STORM, Check.RAGGED_HAMMER)]
+
+    found = forged(certificate(fingerprint=group, evidence=evidence(*without)))
+
+    assert len(without) == len(FULL) - 2
+    refusal = judged(found, fingerprint=group)
+    if says is False:
+        assert refusal is None
+    else:
+        assert refusal is not None
+        assert (refusal.kind, refusal.first) == ("check_missing", "evidence.ragged_hammer")
 
 
 @pytest.mark.parametrize("place", range(len(FULL)))

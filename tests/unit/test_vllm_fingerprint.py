@@ -294,6 +294,12 @@ def test_variables_that_do_not_matter_do_not_matter(read: Any) -> None:
     assert read().differences(read(environ=environ)) == []
 
 
+def test_ranks_of_a_dense_model_step_alone(read: Any, config: Any, monkeypatch: Any) -> None:
+    assert read().steps_together
+    monkeypatch.setattr(type(config.model_config), "is_moe", False)
+    assert not read().steps_together
+
+
 def test_the_reader_of_versions_knows_what_is_installed() -> None:
     found = fingerprint.versions()
 

@@ -141,13 +141,18 @@ async def _checks(order: Order, standing: rig.Rig, say: Say) -> Trial:
         plain=_plain(settings) if order.level is Level.FULL else None,
         reboot=lambda: _reboot(standing, settings, fingerprint, say),
     )
-    checks = [CHECKS[name] for name in _names(order, subject) if name in CHECKS]
+    checks = [CHECKS[name] for name in _names(order, subject, fingerprint) if name in CHECKS]
     results = await run_checks(checks, bench, state, say)
     return Trial(subject, fingerprint, scale, state, results)
 
 
-def _names(order: Order, subject: Subject) -> list[CheckName]:
-    required = required_checks(subject.mode, order.level, ranks=subject.envelope.ranks)
+def _names(order: Order, subject: Subject, fingerprint: Fingerprint) -> list[CheckName]:
+    required = required_checks(
+        subject.mode,
+        order.level,
+        ranks=subject.envelope.ranks,
+        steps_together=fingerprint.steps_together,
+    )
     return [name for name in required if name not in order.leave_out]
 
 
@@ -216,7 +221,8 @@ def _plain(settings: VllmGroupSettings) -> Callable[[Sequence[Case]], Awaitable[
 
 async def _accuracy(order: Order, trial: Trial, say: Say) -> None:
     """The accuracy check, if the level has it and it can be run here."""
-    if CheckName.ACCURACY not in _names(order, trial.subject) or order.accuracy is None:
+    names = _names(order, trial.subject, trial.fingerprint)
+    if CheckName.ACCURACY not in names or order.accuracy is None:
         return
     if (result := trial.state.load(CheckName.ACCURACY)) is None:
         failed = trial.state.failed_runs(CheckName.ACCURACY)

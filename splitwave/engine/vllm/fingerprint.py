@@ -11,6 +11,7 @@ import platform
 from pathlib import Path
 from typing import Any  # vLLM's objects are untyped here
 
+from splitwave.core.fingerprint import STEPS_TOGETHER
 from splitwave.core.neutral import variables
 from splitwave.core.strict_json import Scalar
 from splitwave.engine.vllm.kernels import layers, tuned
@@ -35,6 +36,9 @@ def splitwave_fingerprint(core: Any) -> dict[str, Scalar]:
         **{f"version.{name}": text for name, text in versions().items()},
         **{f"hardware.{name}": value for name, value in hardware().items()},
         **parallel(config.parallel_config),
+        # As vLLM decides whether waves are coordinated.
+        STEPS_TOGETHER: config.parallel_config.data_parallel_size > 1
+        and config.model_config.is_moe,
         **variables(os.environ),
         **resolved(config),
         **_kernels(core),
