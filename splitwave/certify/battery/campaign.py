@@ -169,11 +169,12 @@ async def fingerprint_of(standing: rig.Rig, settings: VllmGroupSettings) -> Fing
 
 def subject_of(order: Order, group: GroupDescription, settings: VllmGroupSettings) -> Subject:
     """What is certified of a started group. Raises EnvelopeRefused for what it cannot run."""
-    shape = shape_of(group)
+    shape, mode = shape_of(group), lookup(settings.mode)
     envelope = order.envelopes.get(group.role) or Envelope(
         ranks=shape.ranks,
         tensor_parallel=shape.tensor_parallel,
         capture_grid=shape.capture_grid,
+        step_min_tokens=min(mode.step_min_tokens, shape.step_max_tokens),
         step_max_tokens=shape.step_max_tokens,
         seats_max=shape.seats_per_rank,
         prompt_max_tokens=shape.sequence_max_tokens - 1,
@@ -185,7 +186,7 @@ def subject_of(order: Order, group: GroupDescription, settings: VllmGroupSetting
     if (outside := envelope.refuse_group(shape)) is not None:
         raise EnvelopeRefused(str(outside))
     return Subject(
-        mode=lookup(settings.mode),
+        mode=mode,
         level=order.level,
         envelope=envelope,
         dtype=settings.dtype,
