@@ -123,7 +123,11 @@ class _Wish:
 
 
 class PrefillPool:
-    """Places prompts: the worker with the fewest tokens to wait for, first come, first served."""
+    """Places prompts: the worker with the fewest tokens to wait for, first come, first served.
+
+    In order among those that may go to the same workers: a long prompt must not starve behind
+    short ones, and one whose workers are full must not hold up what others may take.
+    """
 
     def __init__(self, peers: Callable[[], Iterable[PrefillPeer]], stands: Stands = ANY) -> None:
         """`peers` lists all there are; they come and go."""
@@ -160,14 +164,23 @@ class PrefillPool:
 
     def changed(self) -> None:
         """Queues changed: place who waits, in order."""
+        self._place_waiting()
+
+    def _place_waiting(self) -> list[PrefillPeer]:
+        """Place who waits; return the workers that nobody waits for, which others may take."""
+        unclaimed = self._there()
         for wish in self._waiting:
+            if not unclaimed:
+                break
             assert wish.placed is not None
             if wish.placed.done():
                 continue
-            peer = self._reserve(wish)
+            peer = self._reserve(wish, unclaimed)
             if peer is None:
-                break  # In order: a long prompt must not starve behind short ones.
-            wish.placed.set_result(peer)
+                unclaimed = [x for x in unclaimed if not self._may_take(x, wish)]
+            else:
+                wish.placed.set_result(peer)
+        return unclaimed
 
     async def _call(
         self, peer: PrefillPeer, call: PrefillCall, held: Held, deadline: Deadline
@@ -193,7 +206,7 @@ class PrefillPool:
         return result
 
     async def _place(self, wish: _Wish, deadline: Deadline) -> PrefillPeer:
-        peer = None if self._waiting else self._reserve(wish)
+        peer = self._reserve(wish, self._place_waiting())
         if peer is not None:
             return peer
         wish.placed = asyncio.get_running_loop().create_future()
@@ -206,6 +219,7 @@ class PrefillPool:
             raise
         finally:
             del self._waiting[wish]
+            self.changed()  # Who is behind it may have waited for no more than this.
 
     async def _wait(
         self, wish: _Wish, placed: "asyncio.Future[PrefillPeer]", deadline: Deadline
@@ -228,14 +242,15 @@ class PrefillPool:
         outside = shape.outside_all(self._stands.envelope(peer.address) for peer in there)
         if outside is not None:
             raise ServingError(Reason.OUTSIDE_ENVELOPE, f"prefill: {outside}")
-        pairs = [peer for peer in there if peer.pairs_with(wish.call.kv_layout)]
-        if there and not pairs:
+        fit = [peer for peer in there if self._fits(peer, wish)]
+        if there and not fit:
             raise ServingError(
-                Reason.KV_LAYOUT_MISMATCH, "no prefill worker has the KV layout of the decode group"
+                Reason.KV_LAYOUT_MISMATCH,
+                "no prefill worker that may take it has the KV layout of the decode group",
             )
-        refused = [wish.passed.get(peer.worker_id) for peer in pairs]
+        refused = [wish.passed.get(peer.worker_id) for peer in fit]
         errors = [error for error in refused if error is not None]
-        if errors and len(errors) == len(pairs):
+        if errors and len(errors) == len(fit):
             raise min(errors, key=lambda error: error.retry_after_s or float("inf"))
 
     def _there(self) -> list[PrefillPeer]:
@@ -245,21 +260,20 @@ class PrefillPool:
             if peer.queue is not None and not peer.leaving and self._stands.admits(peer.address)
         ]
 
-    def _reserve(self, wish: _Wish) -> PrefillPeer | None:
+    def _fits(self, peer: PrefillPeer, wish: _Wish) -> bool:
+        """True if the worker can pair and is certified for the prompt, however full it is."""
+        outside = _shape(wish.call).outside(self._stands.envelope(peer.address))
+        return peer.pairs_with(wish.call.kv_layout) and outside is None
+
+    def _may_take(self, peer: PrefillPeer, wish: _Wish) -> bool:
+        return peer.worker_id not in wish.passed and self._fits(peer, wish)
+
+    def _reserve(self, wish: _Wish, among: Iterable[PrefillPeer]) -> PrefillPeer | None:
         """The worker to compute a prompt, with the prompt counted in its queue."""
-        shape = _shape(wish.call)
-        peers = {
-            peer.worker_id: peer
-            for peer in self._there()
-            if peer.pairs_with(wish.call.kv_layout)
-            and shape.outside(self._stands.envelope(peer.address)) is None
-        }
+        peers = {peer.worker_id: peer for peer in among if self._may_take(peer, wish)}
         queues = [peer.queue for peer in peers.values() if peer.queue is not None]
         tokens = len(wish.call.token_ids)
-        passed = frozenset(wish.passed)
-        chosen = place_prefill(queues, tokens, avoid=passed | wish.avoid) or place_prefill(
-            queues, tokens, avoid=passed
-        )
+        chosen = place_prefill(queues, tokens, avoid=wish.avoid) or place_prefill(queues, tokens)
         if chosen is None:
             return None
         chosen.placed[wish.call.handoff_id] = tokens

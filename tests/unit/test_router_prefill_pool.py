@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -9,12 +10,14 @@ from services.router.attempts import NoAnswer
 from services.router.held import Held, Owner
 from services.router.prefill_client import POOL_WAIT_S, PrefillPeer, PrefillPool
 from splitwave.core.deadline import Deadline
+from splitwave.core.envelope import Envelope
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Sampling
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.core.worker import Role, WorkerDescription, WorkerLoad
 from tests.fakes import now_s
 from tests.sim import virtual_loop
+from tests.unit.certificates import ENVELOPE
 from tests.unit.test_router_session import HANDOFF
 
 
@@ -67,13 +70,34 @@ class Worker:
     async def close(self) -> None: ...
 
 
+class Certified:
+    """Every group may get work, each within its envelope."""
+
+    def __init__(self) -> None:
+        self.prompt_max_tokens: dict[str, int] = {}
+        """By address; a group that is not named has no limit."""
+
+    def admits(self, address: str) -> bool:
+        return True
+
+    def why_not(self, address: str) -> str:
+        return ""
+
+    def envelope(self, address: str) -> Envelope | None:
+        tokens = self.prompt_max_tokens.get(address)
+        if tokens is None:
+            return None
+        return replace(ENVELOPE, prompt_max_tokens=tokens, sequence_max_tokens=1000)
+
+
 class Pool:
     """A pool over workers that are followed."""
 
     def __init__(self, count: int) -> None:
+        self.certified = Certified()
         self.workers = [Worker(f"p{i}") for i in range(count)]
         self.peers = [PrefillPeer(f"p{i}:1", worker) for i, worker in enumerate(self.workers)]
-        self.pool = PrefillPool(lambda: self.peers)
+        self.pool = PrefillPool(lambda: self.peers, self.certified)
         self.tasks = [asyncio.ensure_future(peer.watch("r", self.pool)) for peer in self.peers]
         self.released: list[str] = []
 
@@ -91,7 +115,7 @@ class Pool:
             request_id="r",
             handoff_id=handoff_id,
             token_ids=[1] * tokens,
-            sampling=Sampling(max_tokens=4),
+            sampling=Sampling(max_tokens=4, temperature=0.0),
             keep_first_token=True,
             kv_layout=kv_layout,
         )
@@ -206,6 +230,18 @@ def test_a_cancelled_wait_leaves_the_queue_to_others() -> None:
     play(1, scenario)
 
 
+def test_who_waited_only_behind_a_cancelled_one_is_placed_without_news_of_the_queue() -> None:
+    async def scenario(pool: Pool) -> None:
+        await pool.report(330)
+        first, second = pool.start("h1", tokens=80), pool.start("h2", tokens=5)
+        await asyncio.sleep(0.1)
+        first.cancel()
+        await asyncio.sleep(0.01)
+        assert second.done()
+
+    play(1, scenario)
+
+
 def test_without_any_worker_it_is_said_soon() -> None:
     async def scenario(pool: Pool) -> None:
         with pytest.raises(ServingError) as refused:
@@ -283,3 +319,97 @@ def test_a_worker_of_the_other_role_is_never_used() -> None:
         assert refused.value.reason is Reason.POOL_UNAVAILABLE
 
     play(1, scenario)
+
+
+LONG = 80
+
+
+def test_a_prompt_whose_only_worker_is_full_holds_up_none_that_another_may_take() -> None:
+    async def scenario(pool: Pool) -> None:
+        pool.certified.prompt_max_tokens["p0:1"] = LONG - 1
+        await pool.report(0, 390)
+        long = pool.start("long", tokens=LONG)
+        await asyncio.sleep(1.0)
+        short = pool.start("short", tokens=5)
+        await asyncio.sleep(0.1)
+
+        assert short.done()
+        assert pool.called() == [1, 0]
+        await pool.report(0, 0)
+        await long
+        assert pool.called() == [1, 1]
+
+    play(2, scenario)
+
+
+def test_who_waits_is_placed_past_one_whose_only_worker_is_full() -> None:
+    async def scenario(pool: Pool) -> None:
+        pool.certified.prompt_max_tokens["p0:1"] = LONG - 1
+        await pool.report(395, 390)
+        long, short = pool.start("long", tokens=LONG), pool.start("short", tokens=20)
+        await asyncio.sleep(1.0)
+        assert pool.called() == [0, 0]
+        await pool.report(0, 390)
+        await short
+
+        assert pool.called() == [1, 0]
+        assert not long.done()
+        await pool.report(0, 0)
+        await long
+
+    play(2, scenario)
+
+
+def test_what_one_waits_for_is_not_taken_by_those_behind_it() -> None:
+    async def scenario(pool: Pool) -> None:
+        pool.certified.prompt_max_tokens["p0:1"] = LONG - 1
+        await pool.report(395, 330)
+        long = pool.start("long", tokens=LONG)
+        short = pool.start("short", tokens=20)  # There is room for it, where the long one waits.
+        await asyncio.sleep(1.0)
+        assert pool.called() == [0, 0]
+        await pool.report(395, 300)
+        await asyncio.gather(long, short)
+        assert [call.handoff_id for call in pool.workers[1].calls] == ["long", "short"]
+
+    play(2, scenario)
+
+
+@pytest.mark.parametrize("reason", [Reason.OVERLOADED, Reason.WORKER_DRAINING])
+def test_a_refusal_by_the_only_worker_that_is_certified_for_a_prompt_is_told_at_once(
+    reason: Reason,
+) -> None:
+    async def scenario(pool: Pool) -> None:
+        pool.certified.prompt_max_tokens["p0:1"] = LONG - 1
+        await pool.report(0, 0)
+        pool.workers[1].answers = [ServingError(reason, "no")]
+        with pytest.raises(ServingError) as refused:
+            await pool.start(tokens=LONG)
+
+        assert (refused.value.reason, now_s()) == (reason, 0.0)
+        assert pool.called() == [0, 1]
+
+    play(2, scenario)
+
+
+def test_a_prompt_that_no_worker_is_certified_for_is_outside_the_envelope() -> None:
+    async def scenario(pool: Pool) -> None:
+        pool.certified.prompt_max_tokens["p0:1"] = LONG - 1
+        await pool.report(0)
+        with pytest.raises(ServingError) as refused:
+            await pool.start(tokens=LONG)
+        assert refused.value.reason is Reason.OUTSIDE_ENVELOPE
+
+    play(1, scenario)
+
+
+def test_a_layout_that_only_workers_with_a_shorter_limit_have_is_a_mismatch() -> None:
+    async def scenario(pool: Pool) -> None:
+        pool.certified.prompt_max_tokens["p0:1"] = LONG - 1
+        pool.workers[1].description = replace(pool.workers[1].description, kv_layout="other")
+        await pool.report(0, 0)
+        with pytest.raises(ServingError) as refused:
+            await pool.start(tokens=LONG)
+        assert (refused.value.reason, now_s()) == (Reason.KV_LAYOUT_MISMATCH, 0.0)
+
+    play(2, scenario)
