@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any  # JSON
 
 from services.cli.plan import ROLES, Plan
+from services.decode.config import DecodeConfig
+from services.prefill.config import PrefillConfig
 from splitwave.core.mode import lookup
+from splitwave.runtime.config import load
+from splitwave.runtime.worker import WorkerConfig
 
 Report = Callable[[str, str], None]
 _PROGRESS = re.compile(r"\[ *[0-9]+\.[0-9]s\] ")
 """How the battery's own lines begin; vLLM's and torch's begin otherwise."""
+_WORKERS: Mapping[str, type[WorkerConfig]] = {"prefill": PrefillConfig, "decode": DecodeConfig}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,7 @@ class Battery:
     """What is to be certified: the groups of a stack."""
 
     plan: Plan
+    """As `as_workers_read_it` makes it."""
     level: str
     targets: Sequence[str]
     """Roles."""
@@ -59,11 +65,35 @@ class Battery:
             "model_path": str(self.plan.model_path),
             "mode": self.plan.mode(role),
             "log_dir": str(self.out / "logs"),
-            "engine_settings": {
-                **self.plan.engine_settings(role),
-                **_settings_of(self.plan.mode(role), self.envelopes.get(role)),
-            },
+            "engine_settings": self.plan.engine_settings(role),
         }
+
+
+def as_workers_read_it(
+    plan: Plan,
+    environ: Mapping[str, str],
+    envelopes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Plan:
+    """The plan with modes and engine settings as its workers will have them.
+
+    Flags, variables and files of theirs say more than the plan, and what is certified must be
+    what they run. Engines are sized for `envelopes`, by role as JSON. Raises ConfigError.
+    """
+    sizes = envelopes or {}
+    plan = replace(
+        plan,
+        prefill_ranks=sizes["prefill"]["ranks"] if "prefill" in sizes else plan.prefill_ranks,
+        decode_ranks=sizes["decode"]["ranks"] if "decode" in sizes else plan.decode_ranks,
+    )
+    modes, settings = {}, {}
+    for role, kind in _WORKERS.items():
+        config, _ = load(kind, role, plan.program_flags(role), environ)
+        modes[role] = config.mode or plan.mode(role)
+        sized = _settings_of(modes[role], sizes.get(role))
+        settings[role] = {**config.engine_settings, **sized}
+    return replace(
+        plan, modes=modes, prefill_settings=settings["prefill"], decode_settings=settings["decode"]
+    )
 
 
 def _settings_of(mode: str, envelope: Mapping[str, Any] | None) -> dict[str, str]:
@@ -123,9 +153,9 @@ async def _read(process: asyncio.subprocess.Process) -> list[dict[str, Any]]:
 
 
 def smoke(plan: Plan, out: Path, machine_key: Path, certificates: Path) -> Battery:
-    """The battery that `splitwave up` runs once a machine."""
+    """The battery that `splitwave up` runs once a machine. Raises ConfigError."""
     return Battery(
-        plan=plan,
+        plan=as_workers_read_it(plan, os.environ),
         level="smoke",
         targets=ROLES,
         out=out,

@@ -6,8 +6,9 @@ from typing import TypeVar
 from services.cli.battery import run_battery, smoke
 from services.cli.machine import Machine, default_home
 from services.cli.plan import Plan
-from services.cli.stack import Report, StackFailed
+from services.cli.stack import Report, StackFailed, check_memory, check_ports
 from splitwave.certify.keys import BadKey
+from splitwave.runtime.config import ConfigError
 
 EXIT_REFUSED = 3
 """A worker's exit code when no certificate lets its group serve."""
@@ -28,6 +29,8 @@ async def serve_certified(
     """
     if plan.certificates is None:
         return await serve()
+    # Certificates may lie here that another key signed; a worker without a trust store ends.
+    _make_key()
     if not machine().has_certificates():
         await make()
         return await serve()
@@ -40,15 +43,25 @@ async def serve_certified(
     return await serve()
 
 
-async def make_smoke(plan: Plan, report: Report) -> None:
-    """Run the smoke battery for both groups of a stack. Raises StackFailed if one is not signed."""
-    here = machine()
+def _make_key() -> None:
     try:
-        here.make_key()
+        machine().make_key()
     except BadKey as error:
         raise StackFailed("certify", str(error)) from error
+
+
+async def make_smoke(plan: Plan, report: Report) -> None:
+    """Run the smoke battery for both groups of a stack. Raises StackFailed if one is not signed."""
+    # A stack that cannot start afterwards is told of now, and not after the battery.
+    check_memory(plan)
+    check_ports(plan)
+    here = machine()
+    _make_key()
     report("certify", "no certificate fits this stack; making smoke ones, once a machine")
-    battery = smoke(plan, plan.run_dir / "certify", here.key, here.certificates)
+    try:
+        battery = smoke(plan, plan.run_dir / "certify", here.key, here.certificates)
+    except ConfigError as error:
+        raise StackFailed("certify", str(error)) from error
     code, told = await run_battery(battery, report)
     for subject in told:
         words = f"signed {subject['certificate']}" if subject["certificate"] else "not signed"

@@ -3,13 +3,14 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any  # JSON
 
-from services.cli.battery import Battery, Report, gateway, run_battery
+from services.cli.battery import Battery, Report, as_workers_read_it, gateway, run_battery
 from services.cli.machine import Machine, default_home
 from services.cli.plan import ROLES, Plan, read_experts
 from services.cli.up import BUILT_IN, build_model, reporter
@@ -19,6 +20,7 @@ from splitwave.core.envelope import read_envelope
 from splitwave.core.evidence import Check, Level
 from splitwave.core.mode import MODES, lookup
 from splitwave.core.strict_json import JsonError
+from splitwave.runtime.config import ConfigError
 
 EXIT_NOT_SIGNED, EXIT_USAGE = 1, 2
 FIRST_PORT = 8190
@@ -97,7 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
     report = reporter()
     try:
         battery = battery_of(arguments, report)
-    except (BadKey, JsonError, OSError, ValueError, demo_model.DemoModelError) as error:
+    except (
+        BadKey, ConfigError, JsonError, OSError, ValueError, demo_model.DemoModelError
+    ) as error:  # fmt: skip
         print(f"splitwave certify: {error}", file=sys.stderr)
         return EXIT_USAGE
     code, told = asyncio.run(run_battery(battery, report))
@@ -118,11 +122,11 @@ def lines_of(subject: Mapping[str, Any]) -> list[str]:
 
 
 def battery_of(arguments: argparse.Namespace, report: Report) -> Battery:
-    """What the flags ask for. Raises ValueError, OSError, JsonError and BadKey."""
+    """What the flags ask for. Raises ValueError, OSError, JsonError, BadKey and ConfigError."""
     modes = _modes(arguments.mode)
     envelopes = _envelopes(modes, arguments)
     model_path = _model(arguments.model, report)
-    plan = _plan(arguments, modes, model_path)
+    plan = as_workers_read_it(_plan(arguments, modes, model_path), os.environ, envelopes)
     machine = Machine(default_home())
     if arguments.key is None:
         machine.make_key()

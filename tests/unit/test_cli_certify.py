@@ -2,15 +2,17 @@
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any  # JSON
 
 import pytest
 
 from services.cli import certified, certify
-from services.cli.battery import Battery, gateway
+from services.cli.battery import Battery, gateway, smoke
 from services.cli.machine import Machine
 from services.cli.plan import Plan
 from services.cli.stack import StackFailed
@@ -148,6 +150,50 @@ def test_up_starts_the_stack_that_was_certified(tmp_path: Path, model: Path) -> 
         assert started.mode(role) == plan.mode(role)
 
 
+def test_smoke_certificates_are_of_what_the_workers_will_run(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--decode", "engine_settings.seats_max=4", "--decode", "engine_settings.ranks=3")
+    config, _ = load(StackConfig, "up", ["--model", str(model), *words], {})
+    monkeypatch.setenv("SPLITWAVE_DECODE_MODE", "decode_cpu_compiled")
+    file = tmp_path / "prefill.toml"
+    file.write_text('[engine_settings]\nbatch_max_tokens = "512"\n')
+    monkeypatch.setenv("SPLITWAVE_PREFILL_CONFIG", str(file))
+    key = Machine(tmp_path / "home")
+    key.make_key()
+
+    made = smoke(plan_of(config, tmp_path), tmp_path, key.key, tmp_path)
+    settings = read_order(json.loads(json.dumps(made.to_json()))).settings
+
+    decode, prefill = settings[Role.DECODE], settings[Role.PREFILL]
+    assert (decode.mode, decode.seats_max, decode.ranks) == ("decode_cpu_compiled", 4, 3)
+    assert (prefill.mode, prefill.batch_max_tokens) == ("prefill_cpu_eager", 512)
+
+
+def test_workers_that_cannot_start_are_told_of_before_a_battery_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certified, "check_ports", lambda plan: None)
+    monkeypatch.setattr(certified, "check_memory", lambda plan: None)
+    bad = dataclasses.replace(plan(tmp_path), worker_flags={"decode": ("--epoch=-1",)})
+
+    with pytest.raises(StackFailed, match="epoch"):
+        asyncio.run(certified.make_smoke(bad, lambda who, what: None))
+
+
+def test_a_port_that_is_taken_is_told_of_before_a_battery_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certified, "check_memory", lambda plan: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        wanted = dataclasses.replace(plan(tmp_path), grpc_port=port)
+        with pytest.raises(StackFailed, match=f"cannot listen on 127.0.0.1:{port}"):
+            asyncio.run(certified.make_smoke(wanted, lambda who, what: None))
+
+
 def test_up_demands_certificates_unless_told_otherwise(tmp_path: Path, model: Path) -> None:
     def flags(*words: str) -> dict[str, tuple[str, ...]]:
         config, _ = load(StackConfig, "up", ["--model", str(model), *words], {})
@@ -204,6 +250,23 @@ def keep_one(home: Path) -> None:
 
 def test_smoke_certificates_are_made_where_there_are_none(tmp_path: Path) -> None:
     assert served(plan(tmp_path), None) == (["make", "serve"], "served")
+
+
+def test_a_key_is_trusted_before_certificates_of_another_key_are_looked_at(
+    tmp_path: Path, home: Path
+) -> None:
+    keep_one(home)
+    seen: list[int] = []
+
+    async def serve() -> None:
+        seen.append(len(load_trust_store(Machine(home).trust).keys))
+
+    async def make() -> None:
+        pytest.fail("nothing was refused")
+
+    asyncio.run(certified.serve_certified(plan(tmp_path), serve, make))
+
+    assert seen == [1]
 
 
 def test_a_certificate_that_fits_is_used(tmp_path: Path, home: Path) -> None:
