@@ -8,11 +8,11 @@ from services.prefill.worker import PrefillWorker
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.prefill import PrefillResult
-from splitwave.wire.prefill_many import Answer, BadOrder, Order
+from splitwave.wire.prefill_many import BadOrder, EncodedAnswer, Order, answer_to_proto
 
 Incoming = AsyncIterator[tuple[Sequence[Order | BadOrder], Sequence[int]]]
 """Orders and the numbers of cancelled ones, as the stream brings them."""
-Write = Callable[[Sequence[Answer]], Awaitable[None]]
+Write = Callable[[Sequence[EncodedAnswer]], Awaitable[None]]
 """Sends answers, waiting for the peer's flow control."""
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Calls:
     def __init__(self, worker: PrefillWorker) -> None:
         self._worker = worker
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._answers: list[Answer] = []
+        self._answers: list[EncodedAnswer] = []
         self._answered = asyncio.Event()
 
     async def serve(self, incoming: Incoming, write: Write) -> None:
@@ -62,26 +62,31 @@ class Calls:
             message = f"orders.number: {order.number} is in use; count the calls"
             raise ServingError(Reason.INVALID_REQUEST, message)
         if isinstance(order, BadOrder):
-            self._answer(order.number, order.error)
+            self._answer(answer_to_proto(order.number, order.error))
             return
         task = asyncio.create_task(self._serve(order), name="prefill stream: call")
         self._tasks[order.number] = task
 
     async def _serve(self, order: Order) -> None:
-        outcome: PrefillResult | ServingError
         try:
-            deadline = Deadline(self._worker.now_s() + order.remaining_s)
-            outcome = await self._worker.prefill(order.call, deadline)
-        except ServingError as error:
-            outcome = error
+            answer = answer_to_proto(order.number, await self._outcome(order))
         except Exception:
             log.exception("our bug", extra={"request_id": order.call.request_id})
-            outcome = ServingError(Reason.INTERNAL, "the prefill worker failed; its log says why")
+            # As a call of its own that ends without a reason: another worker may do better.
+            lost = ServingError(Reason.WORKER_LOST, "the prefill worker failed; its log says why")
+            answer = answer_to_proto(order.number, lost)
         if self._tasks.pop(order.number, None) is not None:
-            self._answer(order.number, outcome)
+            self._answer(answer)
 
-    def _answer(self, number: int, outcome: PrefillResult | ServingError) -> None:
-        self._answers.append((number, outcome))
+    async def _outcome(self, order: Order) -> PrefillResult | ServingError:
+        try:
+            deadline = Deadline(self._worker.now_s() + order.remaining_s)
+            return await self._worker.prefill(order.call, deadline)
+        except ServingError as error:
+            return error
+
+    def _answer(self, answer: EncodedAnswer) -> None:
+        self._answers.append(answer)
         self._answered.set()
 
     async def _write(self, write: Write) -> None:

@@ -17,8 +17,8 @@ from splitwave.v1alpha1 import prefill_service_pb2_grpc as pb_grpc
 from splitwave.wire.errors import Aborts, abort
 from splitwave.wire.prefill import prefill_call_from_proto, prefill_result_to_proto
 from splitwave.wire.prefill_many import (
-    Answer,
     BadOrder,
+    EncodedAnswer,
     Order,
     answers_to_proto,
     orders_from_proto,
@@ -67,7 +67,7 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
     ) -> None:
         emit = emitter(context)
 
-        async def write(answers: Sequence[Answer]) -> None:
+        async def write(answers: Sequence[EncodedAnswer]) -> None:
             for response in answers_to_proto(answers):
                 await emit(response)
 

@@ -55,6 +55,9 @@ class BadOrder:
 
 Answer = tuple[int, PrefillResult | ServingError]
 """The number of an order, and how it ended."""
+EncodedAnswer = pb.PrefillAnswer
+"""An answer before it is sent. Made where its call ends: what cannot be encoded fails that call,
+and not whatever shares the write."""
 
 
 def may_share(call: PrefillCall) -> bool:
@@ -106,16 +109,17 @@ def _order_from_proto(order: pb.PrefillOrder) -> Order | BadOrder:
     return Order(order.number, call, duration_from_proto(order.remaining))
 
 
-def answers_to_proto(answers: Sequence[Answer]) -> Iterator[pb.PrefillManyResponse]:
+def answer_to_proto(number: int, outcome: PrefillResult | ServingError) -> EncodedAnswer:
+    """Encode how a call ended. Raises ValueError for what no message can hold."""
+    if isinstance(outcome, ServingError):
+        return pb.PrefillAnswer(number=number, failure=failure_to_proto(outcome))
+    return pb.PrefillAnswer(number=number, response=prefill_result_to_proto(outcome))
+
+
+def answers_to_proto(answers: Sequence[EncodedAnswer]) -> Iterator[pb.PrefillManyResponse]:
     """What to write for calls that have ended."""
     for start in range(0, len(answers), ORDERS_MAX):
-        response = pb.PrefillManyResponse()
-        for number, outcome in answers[start : start + ORDERS_MAX]:
-            if isinstance(outcome, ServingError):
-                response.answers.add(number=number, failure=failure_to_proto(outcome))
-            else:
-                response.answers.add(number=number, response=prefill_result_to_proto(outcome))
-        yield response
+        yield pb.PrefillManyResponse(answers=answers[start : start + ORDERS_MAX])
 
 
 def answers_from_proto(message: pb.PrefillManyResponse) -> list[Answer]:

@@ -15,6 +15,7 @@ from splitwave.wire.prefill_many import (
     WRITE_TOKENS_MAX,
     BadOrder,
     Order,
+    answer_to_proto,
     answers_from_proto,
     answers_to_proto,
     may_share,
@@ -46,7 +47,7 @@ def test_an_order_goes_round(call: PrefillCall, number: int, us: int, traceparen
 @given(st.integers(1, 2**64 - 1), messages.prefill_results())
 def test_an_answer_goes_round(number: int, result: PrefillResult) -> None:
     result = replace(result, prompt_logprobs=None)  # Calls that ask for them do not share.
-    (response,) = answers_to_proto([(number, result), (7, FAILURE)])
+    (response,) = answers_to_proto([answer_to_proto(number, result), answer_to_proto(7, FAILURE)])
 
     came = pb.PrefillManyResponse.FromString(response.SerializeToString())
 
@@ -65,7 +66,7 @@ def test_writes_are_bounded_in_calls_and_in_tokens() -> None:
     few = [outgoing(number, CALL, 1.0) for number in range(1, 2 * ORDERS_MAX + 2)]
     large = replace(CALL, token_ids=[5] * ORDER_TOKENS_MAX)
     many = [outgoing(number, large, 1.0) for number in range(1, 6)]
-    answers = [(number, HELD) for number in range(1, 2 * ORDERS_MAX + 2)]
+    answers = [answer_to_proto(number, HELD) for number in range(1, 2 * ORDERS_MAX + 2)]
 
     by_calls, by_tokens = list(orders_to_proto(few, [], 0.0)), list(orders_to_proto(many, [], 0.0))
 
@@ -97,7 +98,7 @@ def test_an_order_without_a_number_ends_the_stream() -> None:
 
 
 def test_an_answer_that_breaks_the_contract_fails_its_call_alone() -> None:
-    (response,) = answers_to_proto([(1, HELD), (2, HELD), (3, HELD)])
+    (response,) = answers_to_proto([answer_to_proto(number, HELD) for number in (1, 2, 3)])
     response.answers[0].ClearField("response")
     response.answers[1].response.ClearField("handoff")
 

@@ -16,8 +16,10 @@ from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.wire.prefill_many import (
     Answer,
     BadOrder,
+    EncodedAnswer,
     Order,
     Outgoing,
+    answer_to_proto,
     answers_from_proto,
     answers_to_proto,
     orders_from_proto,
@@ -87,7 +89,7 @@ class Wire:
             message = await self._up.get()
             yield orders_from_proto(message), message.cancelled_numbers  # type: ignore[arg-type,attr-defined]  # what `send` put there
 
-    async def _write(self, answers: Sequence[Answer]) -> None:
+    async def _write(self, answers: Sequence[EncodedAnswer]) -> None:
         self.answer_writes.append(len(answers))
         await asyncio.sleep(WAY_S)
         for response in answers_to_proto(answers):
@@ -208,8 +210,23 @@ def test_what_a_worker_fails_with_by_a_bug_is_that_calls_own() -> None:
         error = await failure(a)
         world.worker.answers["b"].set_result(result(7))
 
-        assert error.reason is Reason.INTERNAL
+        assert error.reason is Reason.WORKER_LOST, "as if it had been a call of its own"
         assert (await b).token_id == 7
+
+    in_world(scenario)
+
+
+def test_an_answer_that_no_message_can_hold_fails_its_call_alone() -> None:
+    async def scenario(world: World) -> None:
+        a, b = world.begin("a"), world.begin("b")
+        await asyncio.sleep(0.01)
+        world.worker.answers["a"].set_result(result(-1))
+        error = await failure(a)
+        world.worker.answers["b"].set_result(result(7))
+
+        assert error.reason is Reason.WORKER_LOST
+        assert (await b).token_id == 7
+        assert len(world.wires) == 1, "the stream goes on"
 
     in_world(scenario)
 
@@ -350,7 +367,7 @@ def test_what_a_worker_sends_against_the_contract_fails_the_calls_and_no_more() 
 def test_an_order_that_cannot_be_taken_ends_alone_and_a_number_in_use_ends_the_stream() -> None:
     async def scenario() -> None:
         worker = Worker()
-        told: list[Answer] = []
+        told: list[EncodedAnswer] = []
         refused = ServingError(Reason.INVALID_REQUEST, "token_ids: empty; set it")
         batches: list[tuple[list[Order | BadOrder], list[int]]] = [
             ([BadOrder(1, refused), Order(2, call("b"), 5.0)], []),
@@ -362,12 +379,12 @@ def test_an_order_that_cannot_be_taken_ends_alone_and_a_number_in_use_ends_the_s
                 yield batch
                 await asyncio.sleep(0.01)
 
-        async def write(answers: Sequence[Answer]) -> None:
+        async def write(answers: Sequence[EncodedAnswer]) -> None:
             told.extend(answers)
 
         with pytest.raises(ServingError, match=r"orders\.number: 2 is in use"):
             await Calls(worker).serve(incoming(), write)  # type: ignore[arg-type]  # what it uses
-        assert told == [(1, refused)]
+        assert told == [answer_to_proto(1, refused)]
         assert worker.cancelled == ["b"]
 
     virtual_loop.run(scenario())
