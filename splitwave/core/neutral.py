@@ -10,8 +10,16 @@ ENV_PREFIXES = (
     "VLLM_", "NCCL_", "NVSHMEM_", "CUDA_", "CUBLAS", "CUDNN_", "TORCH", "PYTORCH_", "TRITON_",
     "DG_", "EP_", "DEEPEP_", "FLASHINFER_", "UCX_", "NIXL_", "GLOO_", "OMP_", "GOMP_", "KMP_",
     "MKL_", "OPENBLAS_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "SPLITWAVE_",
+    "NVIDIA_TF32_OVERRIDE", "ONEDNN_", "DNNL_", "MKLDNN_", "ATEN_", "LD_LIBRARY_PATH", "LD_AUDIT",
+    # What kernels of vLLM and torch read by other names:
+    "INDUCTOR_", "AOT_INDUCTOR_", "CUTEDSL_", "CUTE_DSL_", "CUTLASS_", "ENABLE_PERSISTENT_TMA_",
+    "ENABLE_TEMPLATE_TMA_", "ENABLE_TMA_", "FLA_", "FLASH_ATTENTION_", "FORCE_NUM_KV_SPLITS",
+    "GDN_", "INKLING_", "LAMPORT_", "USE_DEFAULT_FLA_NORM", "USE_FLAGOS",
 )  # fmt: skip
-"""A set variable that begins with one of these counts, known or not, unless it is listed below."""
+"""A set variable that begins with one of these counts, known or not, unless it is listed below.
+
+Of NVIDIA_ only this one: others tell a container runtime which devices and libraries it shows.
+"""
 
 _ADDRESS = "an address"
 _PATH = "a path: where, not what"
@@ -43,12 +51,13 @@ NEUTRAL: Mapping[str, str] = {
     "env.VLLM_DP_RANK_LOCAL": _WHICH_RANK,
     "env.CUDA_VISIBLE_DEVICES": "which GPUs; their kind and number count",
     "env.VLLM_CONFIG_ROOT": _PATH,
-    "env.VLLM_CACHE_ROOT": _PATH,
+    "env.VLLM_CACHE_ROOT": "a path; choices of kernels in it count as kernel.autotuned",
     "env.VLLM_ASSETS_CACHE": _PATH,
     "env.VLLM_XLA_CACHE_PATH": _PATH,
     "env.VLLM_DEBUG_DUMP_PATH": _PATH,
     "env.VLLM_TUNED_CONFIG_FOLDER": "a path; each file in it counts as kernel.tuned_here",
-    "env.VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR": _PATH,
+    "env.VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR": "a path; what a group uses of it counts as"
+    " kernel.autotuned",
     "env.CUDA_CACHE_PATH": _PATH,
     "env.TORCH_HOME": _PATH,
     "env.TORCH_EXTENSIONS_DIR": _PATH,
@@ -59,6 +68,8 @@ NEUTRAL: Mapping[str, str] = {
     "env.EP_JIT_CACHE_DIR": _PATH,
     "env.FLASHINFER_WORKSPACE_BASE": _PATH,
     "env.NCCL_DEBUG_FILE": _PATH,
+    "env.ONEDNN_VERBOSE*": _REPORTING,
+    "env.DNNL_VERBOSE*": _REPORTING,
     "env.VLLM_API_KEY": "a secret",
     "env.VLLM_NO_USAGE_STATS": _REPORTING,
     "env.VLLM_DO_NOT_TRACK": _REPORTING,

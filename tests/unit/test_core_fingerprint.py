@@ -76,7 +76,10 @@ def test_the_first_rank_that_runs_otherwise_is_found() -> None:
         "NCCL_NEVER_HEARD_OF", "VLLM_NEW_SWITCH", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD",
         "OMP_NUM_THREADS", "TORCHINDUCTOR_MAX_AUTOTUNE", "SPLITWAVE_FAULTS", "UCX_TLS",
         "GLIBC_TUNABLES", "VLLM_USE_V2_MODEL_RUNNER", "EP_DISABLE_GIN", "DG_X", "NIXL_X",
-        "NVSHMEM_X", "TRITON_X", "PYTORCH_CUDA_ALLOC_CONF",
+        "NVSHMEM_X", "TRITON_X", "PYTORCH_CUDA_ALLOC_CONF", "NVIDIA_TF32_OVERRIDE",
+        "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA",
+        "ATEN_CPU_CAPABILITY", "LD_LIBRARY_PATH", "LD_AUDIT", "FLA_TRIL_PRECISION",
+        "CUTEDSL_ENABLE_AUTOTUNING", "ENABLE_PERSISTENT_TMA_MATMUL", "FORCE_NUM_KV_SPLITS",
     ],
 )  # fmt: skip
 def test_a_variable_with_a_prefix_that_matters_counts_known_or_not(variable: str) -> None:
@@ -85,7 +88,17 @@ def test_a_variable_with_a_prefix_that_matters_counts_known_or_not(variable: str
 
 @pytest.mark.parametrize(
     "variable",
-    ["HOME", "PATH", "VLLM_HOST_IP", "SPLITWAVE_DECODE_LISTEN", "VLLM_API_KEY", "HF_TOKEN"],
+    [
+        "HOME",
+        "PATH",
+        "VLLM_HOST_IP",
+        "SPLITWAVE_DECODE_LISTEN",
+        "VLLM_API_KEY",
+        "HF_TOKEN",
+        "NVIDIA_VISIBLE_DEVICES",
+        "ONEDNN_VERBOSE",
+        "ONEDNN_VERBOSE_TIMESTAMP",
+    ],
 )
 def test_paths_addresses_and_secrets_do_not(variable: str) -> None:
     assert not counts(variable)

@@ -14,7 +14,7 @@ from typing import Any  # vLLM's objects are untyped here
 from splitwave.core.fingerprint import STEPS_TOGETHER
 from splitwave.core.neutral import variables
 from splitwave.core.strict_json import Scalar
-from splitwave.engine.vllm.kernels import layers, tuned
+from splitwave.engine.vllm.kernels import autotuned, layers, tuned
 from splitwave.engine.vllm.resolved import resolved
 
 PACKAGES = (
@@ -153,6 +153,7 @@ def _worker_kernels(worker: Any) -> dict[str, Scalar]:  # vLLM's worker
     return {
         **layers(worker.vllm_config.compilation_config.static_forward_context),
         **tuned(Path(str(vllm.__file__)).parent, device, os.environ),
+        **autotuned(worker.model_runner),
     }
 
 

@@ -1,6 +1,7 @@
 """Which code a rank's layers run, and the tuned configurations that this code may read."""
 
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -62,6 +63,23 @@ def tuned(package: Path, device_name: str, environ: Mapping[str, str]) -> dict[s
         files = sorted(Path(folder).rglob("*.json"))[:TUNED_FILES_MAX]
         found |= {f"kernel.tuned_here.{path.relative_to(folder)}": _digest(path) for path in files}
     return dict(found)
+
+
+def autotuned(runner: Any) -> dict[str, Scalar]:  # vLLM's model runner
+    """Digests of the kernels that FlashInfer has chosen by timing them, on this group's ranks.
+
+    They stay from one start to the next. Each rank has a file of its own and tells all of them,
+    so that ranks agree; none are there if nothing was timed.
+    """
+    if "flashinfer.autotuner" not in sys.modules:
+        return {}
+    from vllm.model_executor.warmup import flashinfer_autotune_cache as cache
+
+    # vLLM's resolver knows the folder of this configuration; others share its parent.
+    folder = cache.resolve_flashinfer_autotune_file(runner).parent
+    return {
+        f"kernel.autotuned.{path.name}": _digest(path) for path in sorted(folder.glob("*.json"))
+    }
 
 
 def _digest(path: Path) -> str:
