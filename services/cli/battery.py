@@ -178,12 +178,15 @@ def gateway(plan: Plan, control_model: Path, lm_eval_python: Path, gsm8k: Path) 
 def _command(plan: Plan) -> dict[str, Any]:
     """A stack that serves uncertified: what it runs is about to be proved."""
     metrics = [f"127.0.0.1:{plan.metrics_port + place}" for place in range(len(ROLES))]
-    program = [sys.executable, "-m", "services.cli.main", "up", *plan.up_flags()]
+    files = {role: str(plan.run_dir / f"{role}.fingerprint.json") for role in ROLES}
+    telling = [word for role in ROLES for word in (f"--{role}", f"fingerprint_file={files[role]}")]
+    program = [sys.executable, "-m", "services.cli.main", "up", *plan.up_flags(), *telling]
     return {
         # A battery that is killed cannot stop its stack; tethered, the stack stops itself.
         "words": [sys.executable, "-m", "services.cli.tether", *program],
         "http": plan.router_http,
         "metrics": metrics,
+        "fingerprints": files,
         "model": plan.served_model,
         "model_path": str(plan.model_path),
     }

@@ -1,5 +1,7 @@
 """May this group serve: its fingerprint as it runs, and a certificate that says so."""
 
+import asyncio
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from splitwave.certify.store import choose, files
 from splitwave.certify.weights import WeightsCache, default_cache_path
 from splitwave.core.certificate import CertificateRefused, SignedCertificate, Wanted
 from splitwave.core.evidence import Level
+from splitwave.core.fingerprint import Fingerprint
 from splitwave.core.mode import lookup
 from splitwave.core.worker import Certification, RankCounters
 from splitwave.engine.port import Engine
@@ -32,6 +35,8 @@ async def certify(engine: Engine, config: WorkerConfig) -> Certification:
     the certification says why it has none. The boot self-check has no such leave.
     """
     check_steps(engine.description.mode, await engine.counters())
+    if config.fingerprint_file:
+        await _tell(engine, config)
     refusal = NONE_GIVEN
     if config.certificates:
         try:
@@ -55,17 +60,34 @@ def check_steps(mode: str, counted: Sequence[RankCounters]) -> None:
             )
 
 
+async def _tell(engine: Engine, config: WorkerConfig) -> None:
+    """Write what the engines are, so that somebody can compare it with what was certified."""
+    try:
+        found = await _fingerprint(engine, config)
+    except RanksDiffer as error:
+        raise Uncertified(str(error)) from error
+    text = json.dumps(dict(found.values), indent=1, sort_keys=True)
+    try:
+        await asyncio.to_thread(Path(config.fingerprint_file).write_text, text)
+    except OSError as error:
+        raise BadSetting("fingerprint_file", str(error)) from error
+
+
+async def _fingerprint(engine: Engine, config: WorkerConfig) -> Fingerprint:
+    model_path = Path(config.model_path) if config.engine == "vllm" else None
+    return await read_fingerprint(engine, model_path, WeightsCache(default_cache_path()))
+
+
 async def _choose(engine: Engine, config: WorkerConfig) -> SignedCertificate:
     group = engine.description
     try:
         trust = load_trust_store(Path(config.trust))
     except BadKey as error:
         raise BadSetting("trust", str(error)) from error
-    model_path = Path(config.model_path) if config.engine == "vllm" else None
     wanted = Wanted(
         mode=group.mode,
         role=group.role.value,
-        fingerprint=await read_fingerprint(engine, model_path, WeightsCache(default_cache_path())),
+        fingerprint=await _fingerprint(engine, config),
         shape=shape_of(group),
         level=Level.SMOKE,  # Which level is enough for what is the routers' to say.
     )

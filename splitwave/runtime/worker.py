@@ -37,6 +37,9 @@ class WorkerConfig(ProcessConfig):
         "with 3",
     )
     trust: str = setting("", "directory of the public keys whose certificates count")
+    fingerprint_file: str = setting(
+        "", "the group's fingerprint is written there at start, as JSON; empty: nowhere"
+    )
     allow_uncertified: bool = setting(
         False, "serve without a certificate that fits, marked; routers must be told to take it"
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_lm_eval_scores_the_batterys_task(model_dir: Path, tmp_path: Path) -> No
     asked = few_shot(12, 6)
 
     async def scored() -> tuple[list[Sample], int]:
-        async with gateway.running(command, {}):
+        async with gateway.running(command, os.environ):
             python = client("lm-eval") / "python"
             return await score(python, command, asked, tmp_path), await gateway.steps_run(command)
 

@@ -7,7 +7,20 @@ from typing import Any  # JSON
 
 import pytest
 
-from splitwave.certify.accuracy.check import CONTROL_ITEMS, judge, rows_of, text_of
+from splitwave.certify.accuracy.check import (
+    CONTROL_ITEMS,
+    AccuracyCheck,
+    Gateway,
+    judge,
+    rows_of,
+    text_of,
+)
+from splitwave.certify.accuracy.gateway import (
+    Command,
+    GatewayFailed,
+    read_fingerprints,
+    stack_environment,
+)
 from splitwave.certify.accuracy.lm_eval import HarnessFailed, Sample, read_samples
 from splitwave.certify.accuracy.task import (
     ITEMS_MIN,
@@ -20,10 +33,14 @@ from splitwave.certify.accuracy.task import (
     items,
     write,
 )
+from splitwave.certify.battery.run import Work
 from splitwave.certify.battery.scale import Scale
+from splitwave.core.fingerprint import Fingerprint
 from splitwave.demo_model import DemoModelOptions, Variant, build
 from splitwave.text.tokenizer import Tokenizer
+from tests.unit.test_certify_judges import SUBJECT
 
+SUBJECT_IS = Fingerprint({"env.OMP_NUM_THREADS": "1"})
 SCALE = Scale()
 TASK = few_shot(9, 1)
 
@@ -115,6 +132,52 @@ def test_items_that_the_harness_did_not_score_are_missed() -> None:
     lost["items"] = lost["items"][:100]
 
     assert judge(lost, SCALE).shows("few")
+
+
+@pytest.mark.parametrize(
+    ("ran", "differs"),
+    [
+        ({"decode": SUBJECT_IS}, []),
+        ({"decode": Fingerprint({"env.OMP_NUM_THREADS": "2"})}, ["env.OMP_NUM_THREADS"]),
+        ({"prefill": SUBJECT_IS}, ["it did not say"]),
+    ],
+)
+async def test_a_gateway_before_other_engines_proves_nothing(
+    tmp_path: Path, ran: dict[str, Fingerprint], differs: list[str]
+) -> None:
+    settings: Any = None
+    command = Command(words=[], http="", metrics=[], model="m", model_path="")
+    stacks = Gateway(main=command, control=command, lm_eval_python=tmp_path)
+    check = AccuracyCheck(
+        settings=settings, gateway=stacks, directory=tmp_path, environment={},
+        _done={SCALE: (seen(126), seen(126, differing=9), Work(1.0, 5))}, _ran=ran,
+    )  # fmt: skip
+
+    found = await check(SUBJECT, SUBJECT_IS, SCALE, lambda words: None)
+
+    assert found.evidence.passed is not bool(differs)
+    assert all(name in problem for name, problem in zip(differs, found.problems, strict=True))
+
+
+def test_a_stack_that_did_not_say_what_it_runs_has_failed(tmp_path: Path) -> None:
+    file = tmp_path / "decode.json"
+    command = Command(
+        words=[], http="", metrics=[], model="m", model_path="", fingerprints={"decode": str(file)}
+    )
+    with pytest.raises(GatewayFailed, match="the decode worker did not say"):
+        read_fingerprints(command)
+
+    file.write_text(json.dumps(dict(SUBJECT_IS.values)))
+
+    assert read_fingerprints(command) == {"decode": SUBJECT_IS}
+
+
+def test_a_stack_has_the_users_variables_but_none_of_the_battery_or_of_up() -> None:
+    kept = {"VLLM_CPU_KVCACHE_SPACE": "1", "SPLITWAVE_DECODE_MODE": "m", "HOME": "/"}
+
+    given = kept | {"SPLITWAVE_PROBE": "1", "SPLITWAVE_UP_CERTIFY": "smoke"}
+
+    assert stack_environment(given) == kept
 
 
 def test_a_score_near_the_ends_is_said_to_tell_little() -> None:

@@ -18,6 +18,8 @@ from services.cli.plan import Plan
 from services.cli.stack import StackFailed
 from services.cli.stack_config import StackConfig
 from services.cli.up import plan_of
+from services.decode.config import DecodeConfig
+from services.prefill.config import PrefillConfig
 from splitwave.certify.battery.__main__ import read_order
 from splitwave.certify.keys import load_trust_store
 from splitwave.core.evidence import Level
@@ -133,6 +135,27 @@ def test_the_control_runs_on_a_model_whose_experts_differ(tmp_path: Path, model:
     assert found["control"]["model_path"] == str(tmp_path / "distinct")
     assert found["main"]["words"][1:3] == ["-m", "services.cli.tether"]
     assert found["main"]["metrics"] == ["127.0.0.1:9", "127.0.0.1:10"]
+
+
+def test_the_gateway_stands_before_engines_that_are_sized_for_the_envelope(
+    tmp_path: Path, model: Path
+) -> None:
+    path = tmp_path / "envelope.json"
+    path.write_text(json.dumps(ENVELOPE))
+    words = ("--model", str(model), "--mode", "decode_cpu_eager", "--envelope", str(path))
+    battery = battery_of(tmp_path, *words)
+
+    main = gateway(battery.plan, tmp_path / "distinct", tmp_path / "python", tmp_path)["main"]
+    flags = main["words"][main["words"].index("up") + 1 :]
+    started = plan_of(load(StackConfig, "up", flags, {})[0], tmp_path)
+
+    for role, kind in (("prefill", PrefillConfig), ("decode", DecodeConfig)):
+        worker, _ = load(kind, role, started.program_flags(role), {})
+        certified_group = battery.to_json()["groups"][role]
+        assert worker.engine_settings == certified_group["engine_settings"]
+        assert worker.mode == certified_group["mode"]
+        assert worker.fingerprint_file == main["fingerprints"][role]
+    assert started.decode_settings["seats_max"] == "8"
 
 
 def test_up_starts_the_stack_that_was_certified(tmp_path: Path, model: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -83,6 +84,21 @@ def test_a_group_with_a_certificate_that_fits_serves_within_its_envelope(tmp_pat
         assert (found.level, found.refusal) == ("smoke", "")
         assert len(found.certificate_id) == 16
         assert found.envelope == envelope(engine)
+        await engine.close()
+
+    sim(scenario())
+
+
+def test_a_group_tells_what_it_is_where_it_is_asked_to(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = await start_sim_group(SETTINGS)
+        file = tmp_path / "fingerprint.json"
+        asked = {"fingerprint_file": str(file), "allow_uncertified": True}
+        await certify(engine, config_with(tmp_path, **asked))
+        assert Fingerprint(json.loads(file.read_text())) == await fingerprint_of(engine, tmp_path)
+        nowhere = {"fingerprint_file": str(tmp_path / "none" / "there")}
+        with pytest.raises(BadSetting, match="fingerprint_file"):
+            await certify(engine, config_with(tmp_path, **nowhere))
         await engine.close()
 
     sim(scenario())

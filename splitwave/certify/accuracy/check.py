@@ -16,6 +16,7 @@ from splitwave.certify.battery.run import Result, Work, result_of
 from splitwave.certify.battery.scale import Scale
 from splitwave.certify.battery.verdict import CheckBroken, Observed, Verdict
 from splitwave.core.evidence import Check as CheckName
+from splitwave.core.fingerprint import Fingerprint
 from splitwave.core.generation import Sampling
 from splitwave.engine.vllm.aggregated import AggregatedFailed, PlainSettings, Question, answer
 from splitwave.engine.vllm.config import VllmGroupSettings
@@ -27,6 +28,8 @@ CONTROL_ITEMS = 24
 TELLING = (0.3, 0.8)
 """Between these scores of the aggregated run an item that comes out otherwise is likely to show in
 the score too. Beyond them agreement still counts; the figures say so."""
+
+TOLD_MAX = 4
 
 Say = Callable[[str], None]
 
@@ -63,6 +66,9 @@ def judge(seen: Observed, scale: Scale) -> Verdict:
     verdict.require(len(rows) >= few, "few", f"{len(rows)} of {few} items were scored")
     words = f"{len(rows) - same} of {len(rows)} answers differ from the aggregated run's"
     verdict.require(agreement >= scale.agreement_min, "agreement", words)
+    differ = seen.get("other_engines", [])
+    words = f"the stack behind the gateway runs otherwise: {'; '.join(differ[:TOLD_MAX])}"
+    verdict.require(not differ, "other_engines", words)
     if problems := seen.get("gsm8k"):
         _judge_gsm8k(verdict, problems["items"], scale)
     return verdict
@@ -86,16 +92,25 @@ class AccuracyCheck:
     settings: VllmGroupSettings
     gateway: Gateway
     directory: Path
+    environment: Mapping[str, str]
+    """The stacks' variables."""
     name: CheckName = CheckName.ACCURACY
     broken: str = "each token goes to the expert after the one that its router chose"
     shows: Sequence[str] = ("agreement",)
     _done: dict[Scale, tuple[Observed, Observed, Work]] = field(default_factory=dict)
+    _ran: dict[str, Fingerprint] = field(default_factory=dict)
+    """By role what the stack's engines were."""
 
-    async def __call__(self, subject: Subject, scale: Scale, say: Say) -> Result:
+    async def __call__(
+        self, subject: Subject, fingerprint: Fingerprint, scale: Scale, say: Say
+    ) -> Result:
         """Run it, or give what it found before. Raises CheckBroken if it cannot be run."""
         if scale not in self._done:
             self._done[scale] = await self._both(scale, say)
         seen, broken, work = self._done[scale]
+        ran = self._ran.get(subject.mode.role)
+        differ = fingerprint.differences(ran) if ran else ["it did not say what it runs"]
+        seen = seen | {"other_engines": [str(difference) for difference in differ]}
         return result_of(self, judge(seen, scale), judge(broken, scale), work, seen)
 
     async def _both(self, scale: Scale, say: Say) -> tuple[Observed, Observed, Work]:
@@ -142,7 +157,9 @@ class AccuracyCheck:
     ) -> tuple[list[list[Sample]], int]:
         """What the harness has of each task, asked through a stack, and the stack's steps."""
         python = self.gateway.lm_eval_python
-        async with gateway.running(command, environment):
+        async with gateway.running(command, {**self.environment, **environment}):
+            if command is self.gateway.main:
+                self._ran = gateway.read_fingerprints(command)
             samples = [await lm_eval.score(python, command, asked, directory) for asked in tasks]
             return samples, await gateway.steps_run(command)
 

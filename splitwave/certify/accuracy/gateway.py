@@ -2,12 +2,17 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
 import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from splitwave.core.fingerprint import Fingerprint
+from splitwave.engine.vllm.switches import PROBE
 
 READY = b"ready:"
 READY_TIMEOUT_S = 900.0
@@ -32,14 +37,17 @@ class Command:
     model: str
     """Served model name."""
     model_path: str
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """By role the file into which its worker writes the group's fingerprint."""
 
 
 @contextlib.asynccontextmanager
 async def running(command: Command, environment: Mapping[str, str]) -> AsyncIterator[None]:
-    """A ready stack. Raises GatewayFailed."""
+    """A ready stack with these variables and no others. Raises GatewayFailed."""
+    await asyncio.to_thread(_forget, command)
     process = await asyncio.create_subprocess_exec(
         *command.words,
-        env={**_outer_environment(), **environment},
+        env=dict(environment),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -64,12 +72,21 @@ async def running(command: Command, environment: Mapping[str, str]) -> AsyncIter
         await asyncio.wait({reading}, timeout=STOP_TIMEOUT_S)
 
 
-def _outer_environment() -> dict[str, str]:
-    """This process's variables, without what the battery set for its own engines."""
+def _forget(command: Command) -> None:
+    """Leave nothing that an earlier stack said."""
+    for path in command.fingerprints.values():
+        Path(path).unlink(missing_ok=True)
+
+
+def stack_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of the variables that the battery was started with, those that its stacks have too.
+
+    All that engines, workers and routers read; the plan says in full what `splitwave up` reads.
+    """
     return {
         name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("SPLITWAVE_", "VLLM_"))
+        for name, value in environ.items()
+        if name != PROBE and not name.startswith("SPLITWAVE_UP_")
     }
 
 
@@ -91,6 +108,17 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+
+
+def read_fingerprints(command: Command) -> dict[str, Fingerprint]:
+    """By role what the running stack's engines are. Raises GatewayFailed if one has not said."""
+    found = {}
+    for role, path in command.fingerprints.items():
+        try:
+            found[role] = Fingerprint(json.loads(Path(path).read_text()))
+        except (OSError, ValueError) as error:
+            raise GatewayFailed(f"the {role} worker did not say what it runs: {error}") from error
+    return found
 
 
 async def steps_run(command: Command) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any  # JSON
 
 from splitwave.certify.accuracy.check import AccuracyCheck, Gateway
-from splitwave.certify.accuracy.gateway import Command
+from splitwave.certify.accuracy.gateway import Command, stack_environment
 from splitwave.certify.battery.campaign import (
     EnvelopeRefused,
     Order,
@@ -46,9 +46,10 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"[{time.monotonic() - began_s:6.1f}s] {words}\n")
         sys.stderr.flush()
 
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
+        # First, since it takes the variables for the accuracy check's stacks as they are now.
         order = read_order(json.loads(Path(arguments[0]).read_text()))
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         say("importing vLLM")
         preload()
         outcomes = asyncio.run(run(order, say))
@@ -127,6 +128,7 @@ def _accuracy(
             gsm8k=Path(gateway["gsm8k"]),
         ),
         directory=Path(value["out"]) / "accuracy",
+        environment=stack_environment(os.environ),
     )
 
 

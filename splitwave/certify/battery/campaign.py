@@ -48,7 +48,7 @@ CHECKS: Mapping[CheckName, Check] = {
 
 VALID_DAYS = 90
 
-Accuracy = Callable[[Subject, Scale, Say], Awaitable[Result]]
+Accuracy = Callable[[Subject, Fingerprint, Scale, Say], Awaitable[Result]]
 
 
 class EnvelopeRefused(Exception):
@@ -227,7 +227,7 @@ async def _accuracy(order: Order, trial: Trial, say: Say) -> None:
         return
     if (result := trial.state.load(CheckName.ACCURACY)) is None:
         failed = trial.state.failed_runs(CheckName.ACCURACY)
-        result = await order.accuracy(trial.subject, trial.scale, say)
+        result = await order.accuracy(trial.subject, trial.fingerprint, trial.scale, say)
         result = with_failed_runs(result, failed)
         trial.state.save(result)
     trial.results.append(result)
