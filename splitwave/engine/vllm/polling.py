@@ -1,4 +1,4 @@
-"""Polls NIXL while a step computes, where it has no progress thread of its own.
+"""Guards NIXL where it has no progress thread of its own, and polls it while a step computes.
 
 Without that thread a pull advances only when the engine that is read polls, which it does between
 its steps. On a CPU one prefill step can take a minute, and every stream whose KV is here would
@@ -14,16 +14,20 @@ Notifications = dict[str, list[bytes]]
 """By the name of the agent that sent them."""
 
 
+CLOSE_WAIT_S = 1.0
+"""How long the end of the polling is waited for."""
+
+
 class SharedAgent:
-    """A NIXL agent for the engine's thread and for one that polls while that one computes.
+    """A NIXL agent for the engine's thread, for that of its handshakes, and for one that polls.
 
     An agent without a progress thread may be used by one thread at a time. What the poller
     receives is kept for the engine, so that nothing is told twice or lost.
     """
 
-    def __init__(self, agent: Any, poll_s: float) -> None:  # NIXL's
+    def __init__(self, agent: Any, poll_s: float | None) -> None:  # NIXL's
+        """Poll every `poll_s` while the engine does not; None: nobody reads here, never poll."""
         self._agent = agent
-        self._poll_s = poll_s
         self._lock = threading.RLock()
         self._kept: Notifications = {}
         self._polled_s = time.monotonic()
@@ -32,8 +36,12 @@ class SharedAgent:
         """Polls that the engine did not make itself."""
         self.failure: BaseException | None = None
         """What ended the polling, to be raised in the engine's own next poll."""
-        self._thread = threading.Thread(target=self._run, name="nixl: poll", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if poll_s is not None:
+            self._thread = threading.Thread(
+                target=self._run, args=(poll_s,), name="nixl: poll", daemon=True
+            )
+            self._thread.start()
 
     def __getattr__(self, name: str) -> Any:  # whatever the agent has
         """The agent's own attribute; a method holds the lock while it runs."""
@@ -56,20 +64,23 @@ class SharedAgent:
             kept, self._kept = self._kept, {}
             return kept
 
-    def close(self) -> None:
-        """Stop polling: the agent is about to go."""
+    def close(self) -> bool:
+        """Stop polling: the agent is about to go. False if a poll hangs, and the agent with it."""
         self._closing.set()
-        self._thread.join()
+        if self._thread is None:
+            return True
+        self._thread.join(CLOSE_WAIT_S)
+        return not self._thread.is_alive()
 
     def _receive(self) -> None:
         for sender, messages in self._agent.get_new_notifs().items():
             self._kept.setdefault(sender, []).extend(messages)
         self._polled_s = time.monotonic()
 
-    def _run(self) -> None:
-        while not self._closing.wait(self._poll_s):
+    def _run(self, poll_s: float) -> None:
+        while not self._closing.wait(poll_s):
             with self._lock:
-                if time.monotonic() - self._polled_s < self._poll_s:
+                if time.monotonic() - self._polled_s < poll_s:
                     continue  # The engine steps, and polls itself.
                 try:
                     self._receive()

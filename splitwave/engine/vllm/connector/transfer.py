@@ -1,5 +1,6 @@
 """The connector's worker half: ends released leases, and counts the bytes of each pull."""
 
+import logging
 import time
 from typing import Any  # vLLM's objects are untyped here
 
@@ -13,6 +14,8 @@ from splitwave.engine.vllm.switches import Fault, fault, nixl_progress_thread_wa
 
 SLOW_PULL_S = 1.0
 """How late a transfer is reported under Fault.SLOW_PULLS."""
+
+_log = logging.getLogger(__name__)
 
 _WRAPPED_STATE = (
     "nixl_wrapper",
@@ -37,10 +40,11 @@ class HandoffWorker(NixlPullConnectorWorker):
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:  # vLLM's
         super().__init__(vllm_config, engine_id, kv_cache_config)
         require_attributes(self, _WRAPPED_STATE)
-        is_read = vllm_config.kv_transfer_config.kv_role != "kv_consumer"
-        if is_read and not nixl_progress_thread_wanted():
-            # `_finish_shutdown` ends it; the process's end does too.
-            self.nixl_wrapper = SharedAgent(self.nixl_wrapper, POLL_S)
+        if not nixl_progress_thread_wanted():
+            # Who reads has two threads too: handshakes run beside the steps.
+            is_read = vllm_config.kv_transfer_config.kv_role != "kv_consumer"
+            # `_finish_shutdown` ends its polling; the process's end does too.
+            self.nixl_wrapper = SharedAgent(self.nixl_wrapper, POLL_S if is_read else None)
         self._released: set[str] = set()
         self._pulled_bytes: dict[str, int] = {}
         self._forgets_releases = fault(Fault.NO_RELEASE)
@@ -61,8 +65,9 @@ class HandoffWorker(NixlPullConnectorWorker):
             self._released.add(request_id)
 
     def _finish_shutdown(self) -> None:
-        if isinstance(self.nixl_wrapper, SharedAgent):
-            self.nixl_wrapper.close()
+        if isinstance(self.nixl_wrapper, SharedAgent) and not self.nixl_wrapper.close():
+            _log.warning("a poll of NIXL hangs: what it holds goes with the process")
+            return
         super()._finish_shutdown()
 
     def get_transfer_results(self) -> Any:  # vLLM's KVConnectorTransferResults
