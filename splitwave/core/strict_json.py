@@ -20,18 +20,26 @@ def canonical(value: object) -> bytes:
 
 
 def parse(data: bytes, *, bytes_max: int) -> object:
-    """Read JSON; JsonError for a repeated key, NaN, bad UTF-8 or too many bytes."""
+    """Read JSON; JsonError for a repeated key, NaN, bad UTF-8, half a character or too many bytes.
+
+    Every text of what it returns can be written as UTF-8.
+    """
     if len(data) > bytes_max:
         raise JsonError(f"has {len(data)} bytes; at most {bytes_max} are read")
     try:
-        return json.loads(
+        found: object = json.loads(
             data.decode(), object_pairs_hook=_unrepeated, parse_constant=_no_constant,
             parse_float=_finite,
         )  # fmt: skip
+        if b"\\u" in data:  # Half of a surrogate pair can be escaped; written out it is no UTF-8.
+            canonical(found)
     except JsonError:
         raise
+    except UnicodeEncodeError:
+        raise JsonError("has half of a surrogate pair, which is no text") from None
     except (ValueError, RecursionError) as error:
         raise JsonError(f"is not JSON: {error}") from None
+    return found
 
 
 def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Keys on disk, the store of trusted ones, and the certificate that a group finds."""
 
+import json
 import stat
 from pathlib import Path
 
@@ -165,6 +166,19 @@ def test_bad_ones_beside_it_do_not_keep_a_good_one_from_serving(tmp_path: Path) 
     (tmp_path / "broken.cert.json").write_text("{")
 
     assert choose(files(tmp_path), wanted(), TRUST, NOW_S)[0] == good
+
+
+def test_no_one_value_of_a_file_keeps_a_good_one_from_serving(tmp_path: Path) -> None:
+    good = write_file(signed(), tmp_path)
+    whole = json.loads(good.read_bytes())
+    bad = tmp_path / "0.cert.json"
+
+    odd: list[object] = ["\ud800", 10**4000, -1, None, [], {"\udfff": 1}]
+    for name in whole["certificate"]:
+        for value in odd:
+            body = whole["certificate"] | {name: value}
+            bad.write_text(json.dumps(whole | {"certificate": body}))
+            assert choose(files(tmp_path), wanted(), TRUST, NOW_S)[0] == good, (name, value)
 
 
 def test_the_refusal_that_came_nearest_is_told_with_its_file(tmp_path: Path) -> None:
