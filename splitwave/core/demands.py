@@ -11,6 +11,9 @@ from splitwave.core.mode_guard import Standing
 from splitwave.core.worker import Certification
 
 
+_LEVELS = frozenset(Level)
+
+
 class RefusedGroup(enum.StrEnum):
     """Why a router gives a group no work, as metrics and the status name it."""
 
@@ -45,7 +48,8 @@ class Demands:
         if not certification.certificate_id:
             why = certification.refusal or "it says nothing of a certificate"
             return RefusedGroup.UNCERTIFIED, f"it is uncertified: {why}"
-        if not Level(certification.level).reaches(self.level):
+        known = certification.level in _LEVELS  # Another release's worker may have further ones.
+        if not known or not Level(certification.level).reaches(self.level):
             return (
                 RefusedGroup.LEVEL,
                 f"its certificate is of level {certification.level}; {self.level} is demanded",

@@ -26,6 +26,7 @@ ENVELOPE = Envelope(
 )  # fmt: skip
 FULL = Certification(certificate_id="c" * 16, level="full", envelope=ENVELOPE)
 SMOKE = replace(FULL, level="smoke")
+UNHEARD = replace(FULL, level="of a later release")
 NONE = Certification(refusal="none was given")
 VIOLATION = StepViolation(rank=1, step=9, kind="eager", tokens=2)
 DESCRIPTION = WorkerDescription(
@@ -172,6 +173,8 @@ def test_a_group_that_a_readiness_gate_takes_off_the_list_is_still_out() -> None
         (FULL, Standing.CERTIFIED, Demands(), None),
         (SMOKE, Standing.CERTIFIED, Demands(), RefusedGroup.LEVEL),
         (SMOKE, Standing.CERTIFIED, Demands(level=Level.SMOKE), None),
+        (UNHEARD, Standing.CERTIFIED, Demands(level=Level.SMOKE), RefusedGroup.LEVEL),
+        (UNHEARD, Standing.CERTIFIED, Demands(allow_uncertified=True), None),
         (NONE, Standing.UNCERTIFIED, Demands(level=Level.SMOKE), RefusedGroup.UNCERTIFIED),
         (NONE, Standing.UNCERTIFIED, Demands(allow_uncertified=True), None),
         (FULL, Standing.DECERTIFIED, Demands(), RefusedGroup.DECERTIFIED),
@@ -186,6 +189,19 @@ def test_what_a_router_demands_of_a_group(
     found = demands.refuse(certification, standing)
 
     assert (None if found is None else found[0]) is refused
+
+
+def test_a_group_of_an_unheard_level_gets_no_work_and_harms_no_other() -> None:
+    async def main() -> None:
+        router = Router(2)
+        router.workers[0].described = replace(DESCRIPTION, certification=UNHEARD)
+        await asyncio.sleep(0.1)
+        assert not router.standings.admits("0")
+        assert "level of a later release; full is demanded" in router.standings.why_not("0")
+        assert router.standings.admits("1")
+        await router.close()
+
+    run(main())
 
 
 def test_every_feature_beyond_greedy_sampling_has_its_name() -> None:
