@@ -10,7 +10,6 @@ from splitwave.core.generation import Request, features
 from splitwave.core.mode_guard import Standing
 from splitwave.core.worker import Certification
 
-
 _LEVELS = frozenset(Level)
 
 
