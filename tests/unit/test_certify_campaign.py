@@ -1,13 +1,22 @@
-"""What a battery certifies of a started group when nobody has written an envelope."""
+"""What a battery certifies of a started group: with a written envelope, and without."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any  # a rig that is none
 
 import pytest
 
-from splitwave.certify.battery.campaign import Order, subject_of
+from splitwave.certify.battery.bench import Bench, Subject
+from splitwave.certify.battery.campaign import EnvelopeRefused, Order, subject_of
+from splitwave.certify.battery.cases import Case, Generated, certified_features
+from splitwave.certify.battery.scale import Scale
+from splitwave.certify.battery.tokens import Oracle, edge_cases
 from splitwave.certify.keys import SigningKey
+from splitwave.core.envelope import Envelope, Traffic
 from splitwave.core.evidence import Level
+from splitwave.core.mode import lookup
 from splitwave.engine.port import GroupDescription, Role
 from splitwave.engine.vllm.config import VllmGroupSettings
 
@@ -46,3 +55,74 @@ def test_the_floor_of_a_mode_is_certified_so_that_placement_knows_it(
     envelope = subject_of(order(tmp_path), group, settings).envelope
 
     assert (envelope.step_min_tokens, envelope.step_max_tokens) == (floor, step_max_tokens)
+
+
+def envelope(prompt: int, sequence: int, output: int, *sampling: str) -> Envelope:
+    return Envelope(
+        ranks=2, capture_grid=(32, 64), step_max_tokens=64, seats_max=64,
+        prompt_max_tokens=prompt, sequence_max_tokens=sequence,
+        traffic=Traffic(output_max_tokens=output, sampling=sampling),
+    )  # fmt: skip
+
+
+def test_sampling_that_no_check_runs_is_not_certified(tmp_path: Path) -> None:
+    def asked(*sampling: str) -> Order:
+        written = envelope(1023, 1024, 1023, *sampling)
+        return replace(order(tmp_path), envelopes={Role.DECODE: written})
+
+    with pytest.raises(EnvelopeRefused, match=r"traffic\.sampling: no check runs beam_search"):
+        subject_of(asked("beam_search", "seed"), GROUP, SETTINGS)
+
+    assert subject_of(asked(*certified_features()), GROUP, SETTINGS).envelope.traffic.sampling
+
+
+def subject(role: str, found: Envelope, level: Level = Level.FULL) -> Subject:
+    mode = lookup(f"{role}_cpu_eager")
+    return Subject(mode=mode, level=level, envelope=found, dtype="float32", block_size_tokens=32)
+
+
+@pytest.mark.parametrize(
+    ("role", "found", "lengths"),
+    [
+        ("decode", envelope(1023, 1024, 1023), [(1000, 24), (1023, 1)]),
+        ("decode", envelope(100, 128, 27), [(100, 27)]),
+        ("decode", envelope(100, 128, 60), [(100, 28)]),
+        ("decode", envelope(120, 128, 60), [(104, 24), (120, 8)]),
+        ("decode", envelope(64, 64, 4), [(60, 4), (63, 1)]),
+        ("prefill", envelope(1023, 1024, 1023), [(1023, 1)]),
+    ],
+)
+def test_the_edges_are_the_longest_prompt_and_the_longest_sequence(
+    role: str, found: Envelope, lengths: list[tuple[int, int]]
+) -> None:
+    edges = edge_cases(subject(role, found), Scale())
+
+    assert [(len(case.token_ids), case.new_tokens) for case in edges] == lengths
+    for case in edges:
+        refusal = found.refuse_request(
+            prompt_tokens=len(case.token_ids), output_max_tokens=case.new_tokens
+        )
+        assert refusal is None
+
+
+@pytest.mark.parametrize(("level", "longest"), [(Level.FULL, 1024), (Level.SMOKE, 39)])
+async def test_the_oracle_runs_to_the_edges_at_the_full_level(level: Level, longest: int) -> None:
+    ran: list[int] = []
+
+    async def generate(case: Case, rank: int) -> Generated:
+        ran.append(len(case.token_ids) + case.new_tokens)
+        return Generated((), ())
+
+    async def plain(asked: Sequence[Case]) -> list[Generated]:
+        return [Generated((), ()) for _ in asked]
+
+    rig: Any = SimpleNamespace(ranks=lambda: range(2), generate=generate)
+    scale = Scale() if level is Level.FULL else Scale(oracle_tokens=6, prompt_max_tokens=33)
+    of = subject("decode", envelope(1023, 1024, 1023), level)
+    bench = Bench(subject=of, scale=scale, rig=rig, plain=plain)
+
+    seen = await Oracle().observe(bench)
+
+    assert max(ran) == longest == seen["longest_sequence_tokens"]
+    assert ran.count(1024) == (2 if level is Level.FULL else 0)
+    assert Oracle().judge(seen, of, scale).passed

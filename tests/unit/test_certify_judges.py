@@ -37,7 +37,12 @@ SAME = {"case": "a", "first_token": None, "logprob": 1e-5, "near_ties": 0}
 WALK = [1, 1, 2, 1, 4, 2, 2, 4, 4, 1]
 
 GOOD: dict[Name, dict[str, Any]] = {
-    Name.ORACLE: {"oracle": "plain", "differences": [SAME, SAME]},
+    Name.ORACLE: {
+        "oracle": "plain",
+        "differences": [SAME, SAME],
+        "longest_prompt_tokens": 63,
+        "longest_sequence_tokens": 64,
+    },
     Name.TWO_BOOTS: {"differences": [SAME]},
     Name.PADDING_POISON: {"differences": [SAME]},
     Name.GRID: {"sizes": [1, 2, 4], "executed": [WALK, WALK], "differences": [SAME]},
@@ -79,6 +84,8 @@ PLANTED: list[tuple[Name, dict[str, Any], str]] = [
     (Name.ORACLE, {"differences": [SAME, WRONG]}, "tokens"),
     (Name.ORACLE, {"differences": [SAME, OFF]}, "logprob"),
     (Name.ORACLE, {"differences": []}, "empty"),
+    (Name.ORACLE, {"longest_prompt_tokens": 62}, "edges"),
+    (Name.ORACLE, {"longest_sequence_tokens": 63}, "edges"),
     (Name.TWO_BOOTS, {"differences": [OFF]}, "logprob"),
     (Name.PADDING_POISON, {"differences": [WRONG]}, "tokens"),
     (Name.GRID, {"executed": [WALK, WALK[:-1]]}, "orders"),

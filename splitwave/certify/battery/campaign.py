@@ -185,6 +185,9 @@ def subject_of(order: Order, group: GroupDescription, settings: VllmGroupSetting
     )
     if (outside := envelope.refuse_group(shape)) is not None:
         raise EnvelopeRefused(str(outside))
+    if unproved := sorted(set(envelope.traffic.sampling) - set(certified_features())):
+        words = f"traffic.sampling: no check runs {unproved[0]}; those that run: "
+        raise EnvelopeRefused(words + ", ".join(certified_features()))
     return Subject(
         mode=mode,
         level=order.level,

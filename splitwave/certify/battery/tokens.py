@@ -1,13 +1,15 @@
 """Checks that compare tokens: with an oracle, with another boot, and beside poisoned rows."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from splitwave.certify.battery.bench import Bench, Subject, difference_row, judge_differences
 from splitwave.certify.battery.cases import Case, cases, feature_cases, lengths_around
 from splitwave.certify.battery.scale import Scale
 from splitwave.certify.battery.verdict import CheckBroken, Observed, Verdict
 from splitwave.core.evidence import Check as CheckName
+from splitwave.core.evidence import Level
+from splitwave.core.worker import Role
 from splitwave.engine.vllm.probe.breaks import Break
 
 FEATURE_TOKENS = 8
@@ -25,10 +27,28 @@ def oracle_cases(subject: Subject, scale: Scale) -> list[Case]:
     return greedy + feature_cases(5, min(tokens, FEATURE_TOKENS), scale.seed)
 
 
+def edge_cases(subject: Subject, scale: Scale) -> list[Case]:
+    """The longest sequence that the envelope lets in, and its longest prompt if that is another.
+
+    Prefill runs a prompt and one token of it; how long decode goes on is not its to prove.
+    """
+    envelope = subject.envelope
+    output, sequence = envelope.traffic.output_max_tokens, envelope.sequence_max_tokens
+    prompt = min(envelope.prompt_max_tokens, sequence - 1)
+    if subject.mode.role == Role.PREFILL:
+        return cases([prompt], 1, scale.seed + 1)
+    tokens = min(max(scale.oracle_tokens, sequence - prompt), output)
+    longest = cases([min(prompt, sequence - tokens)], tokens, scale.seed + 1)
+    if len(longest[0].token_ids) == prompt:
+        return longest
+    return longest + cases([prompt], min(tokens, sequence - prompt), scale.seed + 2)
+
+
 class Oracle:
     """Tokens and log probabilities equal an eager engine's of one rank.
 
-    Each case is generated alone on each rank, and all at once.
+    Each case is generated alone on each rank, and all at once; at the full level those at the
+    envelope's edges too, once, for they are long.
     """
 
     name = CheckName.ORACLE
@@ -50,7 +70,24 @@ class Oracle:
             difference_row(case, bench.difference(ours, wanted))
             for case, ours, wanted in zip(asked, together, right, strict=True)
         ]
-        return {"oracle": bench.oracle_words(), "differences": rows}
+        edges = edge_cases(bench.subject, bench.scale) if bench.subject.level is Level.FULL else []
+        rows += await self._at_edges(bench, edges)
+        return {
+            "oracle": bench.oracle_words(),
+            "differences": rows,
+            "longest_prompt_tokens": _longest_prompt([*asked, *edges]),
+            "longest_sequence_tokens": _longest_sequence([*asked, *edges]),
+        }
+
+    async def _at_edges(self, bench: Bench, edges: Sequence[Case]) -> list[Observed]:
+        if not edges:
+            return []
+        right = await (bench.plain or bench.oracle)(edges)
+        ours = [await bench.rig.generate(case, bench.rig.ranks()[-1]) for case in edges]
+        return [
+            difference_row(case, bench.difference(mine, wanted))
+            for case, mine, wanted in zip(edges, ours, right, strict=True)
+        ]
 
     async def observe_broken(self, bench: Bench) -> Observed:
         """One short case on a rank with wrong weights."""
@@ -62,14 +99,32 @@ class Oracle:
         return {
             "oracle": bench.oracle_words(),
             "differences": [difference_row(case, bench.difference(ours, right))],
+            "longest_prompt_tokens": _longest_prompt([case]),
+            "longest_sequence_tokens": _longest_sequence([case]),
         }
 
     def judge(self, seen: Observed, subject: Subject, scale: Scale) -> Verdict:
-        """Equal tokens, log probabilities within the precision's bound."""
+        """Equal tokens, log probabilities within the precision's bound; at full, to the edges."""
         verdict = Verdict()
-        verdict.note(oracle=seen["oracle"])
+        prompt, sequence = seen["longest_prompt_tokens"], seen["longest_sequence_tokens"]
+        verdict.note(
+            oracle=seen["oracle"], longest_prompt_tokens=prompt, longest_sequence_tokens=sequence
+        )
         judge_differences(verdict, seen, subject)
+        if subject.level is Level.FULL:
+            edges = edge_cases(subject, scale)
+            words = f"prompts of {prompt} and sequences of {sequence} tokens are not the edges"
+            reached = prompt >= _longest_prompt(edges) and sequence >= _longest_sequence(edges)
+            verdict.require(reached, "edges", words)
         return verdict
+
+
+def _longest_prompt(asked: Sequence[Case]) -> int:
+    return max(len(case.token_ids) for case in asked)
+
+
+def _longest_sequence(asked: Sequence[Case]) -> int:
+    return max(len(case.token_ids) + case.new_tokens for case in asked)
 
 
 class TwoBoots:
