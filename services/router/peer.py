@@ -18,6 +18,9 @@ from splitwave.core.session import Ack, Hello, NumberGap, RouterMessage, Welcome
 WELCOME_WAIT_S = 5.0
 """How long a worker may take to answer Hello."""
 
+STATUS_WAIT_S = 0.1
+"""How long the status of a call is waited for after a write has met its end."""
+
 _BREAKS = frozenset({Reason.WORKER_LOST, Reason.CANCELLED, Reason.DEADLINE_EXCEEDED})
 """How a broken connection may look; whether the session still lives, only a reattach tells."""
 
@@ -167,13 +170,14 @@ class DecodePeer:
         No TaskGroup: in Python 3.11 it drops a cancellation that meets an error of its tasks,
         and then nothing stops this peer any more.
         """
-        tasks = [
-            asyncio.create_task(_write(session, connection)),
-            asyncio.create_task(_read(session, connection)),
-            asyncio.create_task(_notice_silence(session, self._silence_max_s)),
-        ]
+        writing = asyncio.create_task(_write(session, connection))
+        reading = asyncio.create_task(_read(session, connection))
+        silence = asyncio.create_task(_notice_silence(session, self._silence_max_s))
+        tasks = (reading, writing, silence)  # If several have ended, the reader knows the status.
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done() and session.over is None:
+                await asyncio.wait((reading,), timeout=STATUS_WAIT_S)
             first = next(task for task in tasks if task.done())
         finally:
             for task in tasks:

@@ -10,6 +10,9 @@ from splitwave.core.errors import Reason, ServingError
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.wire.prefill_many import Answer, Outgoing, outgoing
 
+STATUS_WAIT_S = 0.1
+"""How long the status of a stream is waited for after a write has met its end."""
+
 
 class NoSuchStream(Exception):
     """The worker is of a version that serves each call by itself only; nothing was begun."""
@@ -124,14 +127,14 @@ class _Life:
 
     async def _talk(self, connection: Connection) -> None:
         """Read and write until one of the two ends, and raise how."""
-        tasks = [
-            asyncio.create_task(self._write(connection)),
-            asyncio.create_task(self._read(connection)),
-        ]
+        writing = asyncio.create_task(self._write(connection))
+        reading = asyncio.create_task(self._read(connection))
+        tasks = (reading, writing)  # If both have ended, the reader knows the status.
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # If both have ended, the reader knows the status.
-            first = next(task for task in reversed(tasks) if task.done())
+            if writing.done():
+                await asyncio.wait((reading,), timeout=STATUS_WAIT_S)
+            first = next(task for task in tasks if task.done())
         finally:
             for task in tasks:
                 task.cancel()
