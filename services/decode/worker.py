@@ -213,6 +213,7 @@ class DecodeWorker:
         self.room.settle()
         self.room.tell_load()
         self._check_now_and_then()
+        self.counters.renew()
         self.guard.look(self._engine.waves(), self.counters.last)
         self._waves.sweep(self._now_s())
         if self.room.draining and not self.outstanding() and not self.sessions.by_id:

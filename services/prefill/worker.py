@@ -193,6 +193,7 @@ class PrefillWorker:
         while True:
             await asyncio.sleep(self._config.sweep_s)
             self.floor.sweep()
+            self.counters.renew()
             self.guard.look(self._engine.waves(), self.counters.last)
             self._waves.sweep(self.now_s())
 

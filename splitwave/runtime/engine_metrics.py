@@ -1,4 +1,5 @@
-"""What engines count, as metrics: asked of them at most once a second, and never waited for long.
+"""What engines count, for metrics and the mode guard: asked of them at most once a second, and
+never waited for long.
 
 A rank answers between two steps, so a question can take as long as its longest step.
 A scrape waits a moment and then takes what was known before.
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 AGE_MAX_S = 1.0
 """Counts of that age are asked for anew."""
+RENEWED_EVERY_S = 2.0
+"""How often they are asked if nobody scrapes, so that what a rank did not report is found too."""
 WAIT_MAX_S = 0.25
 """How long a scrape waits for new ones."""
 
@@ -69,7 +72,7 @@ class EngineCounters:
         self._now_s = clock
         self._asking: asyncio.Task[None] | None = None
         self._fresh = False
-        self._at_s = clock()
+        self._at_s = self._asked_s = clock()
         self.worker = worker
         self.last: Sequence[RankCounters] = ()
 
@@ -83,8 +86,18 @@ class EngineCounters:
         if self._asking is None:
             if self._fresh and self.age_s < AGE_MAX_S:
                 return
-            self._asking = asyncio.create_task(self._ask(), name="engine counters")
+            self._begin()
+        assert self._asking is not None
         await asyncio.wait((self._asking,), timeout=WAIT_MAX_S)
+
+    def renew(self) -> None:
+        """Ask for newer counts if it is time, and wait for nothing. Call it now and then."""
+        if self._asking is None and self._now_s() - self._asked_s >= RENEWED_EVERY_S:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._asked_s = self._now_s()
+        self._asking = asyncio.create_task(self._ask(), name="engine counters")
 
     async def _ask(self) -> None:
         asked_s = self._now_s()

@@ -152,6 +152,33 @@ def test_an_engine_that_fails_to_answer_leaves_what_was_known() -> None:
     run(main())
 
 
+def test_counts_are_renewed_without_a_scrape_and_without_waiting() -> None:
+    asked: list[float] = []
+    answers = asyncio.Event()
+
+    async def ask() -> Sequence[RankCounters]:
+        asked.append(asyncio.get_running_loop().time())
+        if len(asked) == 3:
+            await answers.wait()
+        if len(asked) == 4:
+            raise RuntimeError("gone")
+        return counted(len(asked))
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        counters = EngineCounters(ask, WORKER, loop.time)
+        for _ in range(200):
+            counters.renew()
+            await asyncio.sleep(0.1)
+            if loop.time() > 15.0:
+                answers.set()
+        await counters.close()
+        assert counters.last == tuple(counted(len(asked)))
+
+    run(main())
+    assert asked == pytest.approx([2.0, 4.0, 6.0, 15.1, 17.1, 19.1], abs=0.15)
+
+
 def test_every_engine_family_is_made_and_no_other() -> None:
     async def main() -> None:
         counters = EngineCounters(lambda: asyncio.sleep(0, counted(1)), WORKER, lambda: 0.0)

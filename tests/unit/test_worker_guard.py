@@ -13,6 +13,8 @@ from splitwave.core.mode_guard import Action, Standing
 from splitwave.core.session import AskGrant
 from splitwave.core.worker import Role
 from splitwave.engine.sim import SimFaults
+from splitwave.engine.sim.odd_step import OddSteps
+from splitwave.runtime.engine_metrics import RENEWED_EVERY_S
 from tests.sim.virtual_loop import run
 from tests.unit.hand_router import HandRouter
 from tests.unit.traced import Kept
@@ -136,5 +138,32 @@ def test_a_prefill_worker_holds_and_serves_on_likewise() -> None:
             assert (await r.prefill.describe(counters=False)).role is Role.PREFILL
             guard.judge(r.prefill.group.epoch, Action.SERVE_ON, "no room")
             assert (await r.prefill_one("p/10", PROMPT)).handoff is not None
+
+    run(main())
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_step_that_its_rank_only_counted_is_found_without_a_scrape(
+    role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OddSteps, "take", lambda _: ())  # No report of it arrives.
+
+    async def main() -> None:
+        decode = replace(DECODE, faults=ODD) if role is Role.DECODE else DECODE
+        prefill = replace(PREFILL, faults=ODD) if role is Role.PREFILL else PREFILL
+        async with rig(prefill, decode=decode) as r:
+            worker = r.decode if role is Role.DECODE else r.prefill
+            if role is Role.PREFILL:
+                for n in range(5):
+                    await r.prefill_one(f"p/{n}", PROMPT)
+            else:
+                router = HandRouter()
+                r.connect(router)
+                await (await r.start_one(router, "a/0", PROMPT, LONG)).over.wait()
+            assert worker.guard.takes_work, "nobody has told of it yet"
+            await asyncio.sleep(RENEWED_EVERY_S + 1.0)
+            assert worker.guard.standing is Standing.DECERTIFIED
+            (violation,) = worker.guard.certification.violations
+            assert violation.kind == "odd"
 
     run(main())
