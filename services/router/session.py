@@ -13,6 +13,7 @@ from services.router.decode_attempt import Attempt, broken
 from services.router.generate import Finish, Sink
 from services.router.grants import LINGER_S, GrantFloat
 from services.router.held import Held
+from services.router.later import Later
 from services.router.tally import Tally
 from splitwave.core.envelope import Envelope
 from splitwave.core.errors import Reason, ServingError
@@ -93,8 +94,8 @@ class Session:
         """Attempts whose end is awaited."""
         self._heard_at_s = 0.0
         self._acked = 0
-        self._ack_timer: asyncio.TimerHandle | None = None
-        self._linger: asyncio.TimerHandle | None = None
+        self._ack = Later(self._send_ack)
+        self._linger = Later(self.outbox_filled.set)
 
     @property
     def usable(self) -> bool:
@@ -126,8 +127,8 @@ class Session:
         self.outbox.append((self._link.send(message), message))
         if not linger_s:
             self.outbox_filled.set()
-        elif self._linger is None:
-            self._linger = asyncio.get_running_loop().call_later(linger_s, self._lingered)
+        else:
+            self._linger.within(linger_s)
 
     def submit(self, submit: Submit, held: Held, sink: Sink) -> Attempt:
         """Send a submission; its answer and its tokens come through the attempt."""
@@ -173,6 +174,7 @@ class Session:
         self.outbox = deque(self._link.replay())
         self.outbox_filled.set()
         self._acked = self._link.received
+        self._ack.cancel()  # Hello has told.
         for attempt_id, known in welcome.known:
             if not known:
                 self._forgotten(attempt_id)
@@ -194,7 +196,8 @@ class Session:
         self.tally.lost += bool(self.running)
         self.float.clear()
         self.outbox_filled.set()
-        self._stop_timers()
+        self._ack.cancel()
+        self._linger.cancel()
         for attempt in self._unanswered.values():
             attempt.held.lost()
             attempt.answer(error)
@@ -352,9 +355,8 @@ class Session:
     def _acknowledge(self) -> None:
         if self._link.received - self._acked >= ACK_EVERY:
             self._send_ack()
-        elif self._ack_timer is None:
-            loop = asyncio.get_running_loop()
-            self._ack_timer = loop.call_later(ACK_DELAY_S, self._send_ack)
+        else:
+            self._ack.within(ACK_DELAY_S)
 
     def _send_ack(self) -> None:
         if self.connected and self._acked < self._link.received:
@@ -362,9 +364,7 @@ class Session:
             self.outbox_filled.set()
 
     def _add_ack(self) -> None:
-        if self._ack_timer is not None:
-            self._ack_timer.cancel()
-            self._ack_timer = None
+        self._ack.cancel()
         self._acked = self._link.received
         self.outbox.append((0, Ack(self._acked)))
 
@@ -380,19 +380,7 @@ class Session:
             return [self.outbox.popleft()]
         if self._acked < self._link.received:
             self._add_ack()
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
+        self._linger.cancel()
         taken = list(self.outbox)
         self.outbox.clear()
         return taken
-
-    def _lingered(self) -> None:
-        self._linger = None
-        self.outbox_filled.set()
-
-    def _stop_timers(self) -> None:
-        for timer in (self._ack_timer, self._linger):
-            if timer is not None:
-                timer.cancel()
-        self._ack_timer = self._linger = None

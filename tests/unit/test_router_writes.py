@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+import pytest
+
 from services.router.grants import LINGER_S
 from services.router.peer import DecodePeer, PeerSettings, Received
 from services.router.session import ACK_DELAY_S
@@ -172,3 +174,24 @@ async def test_a_submission_that_was_taken_for_a_write_that_broke_is_sent_again(
     assert peer.session.take_outbox() == [written]
     peer.say(Accepted("a", 0, 0))
     await attempt.accepted()
+
+
+@pytest.mark.parametrize("broken_s", [0.5 * ACK_DELAY_S, 2 * ACK_DELAY_S])
+def test_a_break_leaves_acknowledgements_as_they_were(broken_s: float) -> None:
+    async def scenario() -> None:
+        peer = Peer()
+        peer.session.attach(BATCHES)
+        peer.say(NEWS)
+        peer.session.detach()
+        await asyncio.sleep(broken_s)
+        peer.session.attach(replace(BATCHES, reattached=True))
+        await asyncio.sleep(0.9 * ACK_DELAY_S)
+        assert peer.sent() == [], "Hello has told what came before"
+
+        peer.say(NEWS)
+        await asyncio.sleep(0.5 * ACK_DELAY_S)
+        assert peer.sent() == [], "what came after it is told a whole delay later"
+        await asyncio.sleep(ACK_DELAY_S)
+        assert peer.sent() == [Ack(2)]
+
+    virtual_loop.run(scenario())
