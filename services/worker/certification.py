@@ -28,6 +28,10 @@ NONE_GIVEN = (
 )
 
 
+class NoFingerprint(Exception):
+    """It cannot be said what the group runs with, so no certificate fits it."""
+
+
 async def certify(engine: Engine, config: WorkerConfig) -> Certification:
     """What the group is certified for.
 
@@ -41,7 +45,7 @@ async def certify(engine: Engine, config: WorkerConfig) -> Certification:
     if config.certificates:
         try:
             return _certification(await _choose(engine, config))
-        except (CertificateRefused, RanksDiffer) as refused:
+        except (CertificateRefused, NoFingerprint) as refused:
             refusal = str(refused)
     if not config.allow_uncertified:
         raise Uncertified(refusal)
@@ -64,7 +68,7 @@ async def _tell(engine: Engine, config: WorkerConfig) -> None:
     """Write what the engines are, so that somebody can compare it with what was certified."""
     try:
         found = await _fingerprint(engine, config)
-    except RanksDiffer as error:
+    except NoFingerprint as error:
         raise Uncertified(str(error)) from error
     text = json.dumps(dict(found.values), indent=1, sort_keys=True)
     try:
@@ -74,8 +78,14 @@ async def _tell(engine: Engine, config: WorkerConfig) -> None:
 
 
 async def _fingerprint(engine: Engine, config: WorkerConfig) -> Fingerprint:
+    """Raises NoFingerprint."""
     model_path = Path(config.model_path) if config.engine == "vllm" else None
-    return await read_fingerprint(engine, model_path, WeightsCache(default_cache_path()))
+    try:
+        return await read_fingerprint(engine, model_path, WeightsCache(default_cache_path()))
+    except RanksDiffer as error:
+        raise NoFingerprint(str(error)) from error
+    except OSError as error:
+        raise NoFingerprint(f"the model's files cannot be read: {error}") from error
 
 
 async def _choose(engine: Engine, config: WorkerConfig) -> SignedCertificate:

@@ -205,3 +205,27 @@ def test_no_leave_to_serve_uncertified_helps_against_the_self_check() -> None:
         await engine.close()
 
     sim(scenario())
+
+
+@pytest.mark.parametrize("model", ["an empty folder", "a file that cannot be read"])
+def test_weights_that_cannot_be_read_leave_a_group_uncertified(tmp_path: Path, model: str) -> None:
+    path = tmp_path / "model"
+    path.mkdir()
+    if model == "a file that cannot be read":
+        (path / "model.safetensors").symlink_to("/proc/self/mem")  # Reading it fails for anybody.
+
+    async def scenario() -> None:
+        engine = await start_sim_group(SETTINGS)
+        await certified(engine, tmp_path)
+        config = config_with(tmp_path, engine="vllm", model_path=str(path))
+        with pytest.raises(Uncertified, match="the model's files cannot be read"):
+            await certify(engine, config)
+        told = dataclasses.replace(config, fingerprint_file=str(tmp_path / "told.json"))
+        with pytest.raises(Uncertified, match="the model's files cannot be read"):
+            await certify(engine, told)
+        found = await certify(engine, dataclasses.replace(config, allow_uncertified=True))
+        assert found.certificate_id == ""
+        assert found.refusal.startswith("the model's files cannot be read: ")
+        await engine.close()
+
+    sim(scenario())
