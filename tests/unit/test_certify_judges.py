@@ -8,6 +8,7 @@ import pytest
 from splitwave.certify.battery.bench import Check, Subject
 from splitwave.certify.battery.campaign import CHECKS
 from splitwave.certify.battery.cases import Generated, certified_features, compare
+from splitwave.certify.battery.limits import reasons_of
 from splitwave.certify.battery.scale import Scale, scale_for
 from splitwave.certify.battery.verdict import Verdict
 from splitwave.core.envelope import Envelope, Traffic
@@ -34,6 +35,9 @@ SUBJECT = Subject(
     block_size_tokens=32,
 )
 SAME = {"case": "a", "first_token": None, "logprob": 1e-5, "near_ties": 0}
+REFUSALS = [
+    {"why": why, "reason": reason, "tokens": 0} for why, reason in reasons_of("decode").items()
+]
 WALK = [1, 1, 2, 1, 4, 2, 2, 4, 4, 1]
 
 GOOD: dict[Name, dict[str, Any]] = {
@@ -65,8 +69,8 @@ GOOD: dict[Name, dict[str, Any]] = {
     },
     Name.REPEATED_LARGE: {"requests": [[(1, 0.01)] * 6] * 20, "prompt_tokens": 60},
     Name.OVER_ENVELOPE: {
-        "refusals": [{"why": "too long", "reason": "INVALID_REQUEST", "tokens": 0}],
-        "computed_tokens": 0,
+        "refusals": REFUSALS,
+        "steps_for_refused": 0,
         "cap_tokens": 4,
         "crowd": 16,
         "served": 16,
@@ -110,9 +114,12 @@ PLANTED: list[tuple[Name, dict[str, Any], str]] = [
     (Name.SOAK, {"failures": 1}, "failures"),
     (Name.REPEATED_LARGE, {"requests": [[(1, 0.01)] * 6] * 10 + [[(1, 0.02)] * 6] * 10}, "slower"),
     (Name.REPEATED_LARGE, {"requests": [[(1, 0.01)]] * 3}, "few"),
-    (Name.OVER_ENVELOPE, {"refusals": [{"why": "x", "reason": None, "tokens": 0}]}, "let_in"),
-    (Name.OVER_ENVELOPE, {"refusals": [{"why": "x", "reason": "Y", "tokens": 1}]}, "let_in"),
-    (Name.OVER_ENVELOPE, {"computed_tokens": 1}, "computed"),
+    (Name.OVER_ENVELOPE, {"refusals": [REFUSALS[0] | {"reason": None}, *REFUSALS[1:]]}, "let_in"),
+    (Name.OVER_ENVELOPE, {"refusals": [REFUSALS[0] | {"tokens": 1}, *REFUSALS[1:]]}, "let_in"),
+    (Name.OVER_ENVELOPE, {"refusals": [REFUSALS[0] | {"reason": "x"}, *REFUSALS[1:]]}, "odd"),
+    (Name.OVER_ENVELOPE, {"refusals": REFUSALS[1:]}, "unasked"),
+    (Name.OVER_ENVELOPE, {"refusals": []}, "unasked"),
+    (Name.OVER_ENVELOPE, {"steps_for_refused": 1}, "computed"),
     (Name.OVER_ENVELOPE, {"largest_step_tokens": 5}, "crowd"),
     (Name.OVER_ENVELOPE, {"served": 15}, "lost"),
 ]

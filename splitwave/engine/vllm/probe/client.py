@@ -1,8 +1,11 @@
 """The front's side of the probe: what the battery asks of a started group."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any  # vLLM's request
 
+from splitwave.engine.port import EngineRequest
 from splitwave.engine.vllm.adapter import VllmEngine
 from splitwave.engine.vllm.probe.breaks import Break
 
@@ -50,6 +53,23 @@ class Probe:
     async def start_break(self, what: Break, rank: int, argument: float = 0.0) -> None:
         """Break something on one rank."""
         await self._engine.call_rank(rank, "splitwave_probe_break", what.value, argument)
+
+    @contextlib.contextmanager
+    def clipping(self, tokens: int) -> Iterator[None]:
+        """A front that is broken: a prompt that is too long is cut to `tokens`, and runs."""
+        engine, longest = self._engine, self._engine.description.model_len_max_tokens
+        whole = engine._prepare  # noqa: SLF001  # each request to the group passes it
+
+        def clip(request: EngineRequest) -> Any:  # vLLM's request
+            if len(request.token_ids) >= longest:
+                request = replace(request, token_ids=request.token_ids[:tokens])
+            return whole(request)
+
+        vars(engine)["_prepare"] = clip
+        try:
+            yield
+        finally:
+            vars(engine)["_prepare"] = whole
 
     async def end_break(self, what: Break, rank: int) -> None:
         """Take it back."""

@@ -1,0 +1,128 @@
+"""Work outside the envelope, sent to the front that real groups have: refused for what is wrong."""
+
+import contextlib
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any  # a rig and an engine that are none
+
+import pytest
+
+from splitwave.certify.battery.bench import Bench
+from splitwave.certify.battery.cases import Case, Generated
+from splitwave.certify.battery.drive import Flight
+from splitwave.certify.battery.limits import OverEnvelope, reasons_of
+from splitwave.engine.port import EngineRequest, GroupDescription, Held, RequestOutput, Role
+from splitwave.engine.vllm.probe.client import Probe, Step
+from splitwave.engine.vllm.requests import Preparation, RefusedRequest
+from tests.unit.test_certify_campaign import envelope, subject
+from tests.unit.test_certify_judges import SCALE
+
+GROUP = GroupDescription(
+    group_id="g", epoch=1, role=Role.DECODE, mode="decode_cpu_eager", model="m", ranks=2,
+    block_size_tokens=32, blocks_per_rank=64, seats_per_rank=64, model_len_max_tokens=64,
+    batch_max_tokens=64, block_bytes=1, kv_layout="k",
+)  # fmt: skip
+
+
+class Target:
+    """A group of one step a request, behind the checks of the real front."""
+
+    def __init__(self, role: Role) -> None:
+        self.description = SimpleNamespace(
+            **{name: getattr(GROUP, name) for name in ("ranks", "model_len_max_tokens")}, role=role
+        )
+        checks: Any = Preparation(
+            self.description,  # type: ignore[arg-type]  # what the checks need of it
+            SimpleNamespace(get_vocab_size=lambda: 300),
+        )
+
+        def prepare(request: EngineRequest) -> EngineRequest:
+            checks._check_contract(request)  # noqa: SLF001  # without vLLM's own parameters
+            checks._check_tokens(request)  # noqa: SLF001  # likewise
+            return request
+
+        engine: Any = SimpleNamespace(description=self.description, _prepare=prepare)
+        self.engine = engine
+        self.probe = Probe(engine)
+        self.steps = 0
+        self.took: list[int] = []
+        vars(self.probe)["steps"] = self._log  # There is no process to ask.
+
+    @property
+    def prepares(self) -> Any:
+        return vars(self.engine)["_prepare"]
+
+    async def _log(self, rank: int, since: int = 0) -> list[Step]:
+        return [Step(1, 2, 0.1, 0.0)]
+
+    async def last_step(self, rank: int) -> int:
+        return self.steps
+
+    async def run(self, request: EngineRequest) -> Flight:
+        try:
+            prepared = self.prepares(request)
+        except RefusedRequest as refused:
+            output = RequestOutput(
+                engine_request_id="x", token_ids=[], failure=refused.reason, failure_message="no"
+            )
+            return Flight(outputs=[output])
+        self.steps += 1
+        self.took.append(len(prepared.token_ids))
+        return Flight(outputs=[RequestOutput(engine_request_id="x", token_ids=[5])])
+
+
+def bench(role: Role) -> tuple[Bench, Target, list[str]]:
+    target, released = Target(role), list[str]()
+
+    async def hold(name: str, ids: Sequence[int], *more: object) -> Flight:
+        held = Held(remote_tokens=len(ids), connector_params=b"{}", block_count=1, expires_at_s=9.0)
+        return Flight(outputs=[RequestOutput(engine_request_id=name, token_ids=[7], held=held)])
+
+    async def release(names: Sequence[str]) -> None:
+        released.extend(names)
+
+    async def generate(case: Case, rank: int) -> Generated:
+        return Generated(tuple(range(case.new_tokens)), ())
+
+    rig: Any = SimpleNamespace(
+        role=role, target=target, hold=hold, ranks=lambda: range(2), name=lambda word: f"{word}/1",
+        generate=generate, prefill=SimpleNamespace(engine=SimpleNamespace(release=release)),
+    )  # fmt: skip
+    of = subject(role.value, envelope(60, 64, 60))
+    return Bench(subject=of, scale=SCALE, rig=rig), target, released
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_each_bad_request_is_refused_for_what_is_wrong_with_it(role: Role) -> None:
+    on, target, released = bench(role)
+
+    seen = await OverEnvelope().observe(on)
+
+    assert {row["why"]: row["reason"] for row in seen["refusals"]} == reasons_of(role)
+    assert OverEnvelope().judge(seen, on.subject, SCALE).passed
+    assert len(released) == (4 if role is Role.DECODE else 0)
+    assert target.took == []
+
+
+@pytest.mark.parametrize(("role", "cut_to"), [(Role.PREFILL, 8), (Role.DECODE, 9)])
+async def test_a_front_that_cuts_a_long_prompt_is_noticed_and_mended(
+    role: Role, cut_to: int
+) -> None:
+    on, target, _ = bench(role)
+    check, before = OverEnvelope(), target.prepares
+
+    verdict = check.judge(await check.observe_broken(on), on.subject, SCALE)
+
+    assert target.took == [cut_to]
+    assert all(verdict.shows(code) for code in check.shows)
+    assert target.prepares is before
+
+
+async def test_a_front_is_mended_though_the_control_breaks_off() -> None:
+    target = Target(Role.PREFILL)
+    before = target.prepares
+
+    with contextlib.suppress(OSError), target.probe.clipping(8):
+        raise OSError
+
+    assert target.prepares is before
