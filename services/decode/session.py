@@ -21,6 +21,7 @@ from splitwave.core.session import (
     Welcome,
     WorkerMessage,
 )
+from splitwave.wire.batch import BATCH_MESSAGES_MAX
 from splitwave.wire.session import FromRouter
 
 if TYPE_CHECKING:
@@ -107,12 +108,15 @@ class Connection:
             await self._wake.wait()
 
     def _take(self) -> list[Numbered]:
-        """What to write now: everything, if the router reads several messages at once."""
+        """What to write now: several messages, if the router reads several at once.
+
+        Not all there are: `close` stops what was not taken.
+        """
         if self._pending and not self._batches:
             return [self._pending.popleft()]
         self._stop_linger()
-        messages = list(self._pending)
-        self._pending.clear()
+        count = min(len(self._pending), BATCH_MESSAGES_MAX)
+        messages = [self._pending.popleft() for _ in range(count)]
         if self._ack is not None:
             messages.append((0, Ack(self._ack)))
             self._ack = None

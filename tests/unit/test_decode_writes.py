@@ -17,6 +17,7 @@ from splitwave.core.session import (
     Refused,
     WorkerMessage,
 )
+from splitwave.wire.batch import BATCH_MESSAGES_MAX
 from tests.fakes import now_s
 from tests.sim import virtual_loop
 from tests.unit.test_router_session import WELCOME
@@ -118,6 +119,50 @@ def test_what_nobody_waits_for_is_written_after_a_while(message: WorkerMessage) 
         ((at_s, messages),) = wire.writes
         assert messages == [(1, message)]
         assert at_s - began_s == pytest.approx(LINGER_S, abs=LINGER_S / 10)
+        await wire.close()
+
+    virtual_loop.run(scenario())
+
+
+def test_a_connection_that_is_closed_writes_no_more_than_what_is_under_way() -> None:
+    async def scenario() -> None:
+        replay = [(number, FRAME) for number in range(1, 10 * BATCH_MESSAGES_MAX)]
+        connection = Connection(WELCOME, list(replay), batches=True)
+        written: list[Numbered] = []
+        go_on = asyncio.Event()
+
+        async def write(messages: Sequence[Numbered]) -> None:
+            written.extend(messages)
+            if len(written) > 1:  # Behind Welcome: the router reads slowly.
+                await go_on.wait()
+
+        writing = asyncio.create_task(connection.write_all(write))
+        await asyncio.sleep(0.001)
+        under_way = len(written)
+        connection.close()
+        go_on.set()
+        await writing
+
+        assert len(written) == under_way
+        assert 1 < under_way <= 1 + BATCH_MESSAGES_MAX
+
+    virtual_loop.run(scenario())
+
+
+def test_what_is_more_than_a_write_holds_is_written_in_order() -> None:
+    async def scenario() -> None:
+        wire = Wire(batches=True)
+        await wire.welcomed()
+        pushed = [(number, FRAME) for number in range(1, 2 * BATCH_MESSAGES_MAX + 2)]
+        for number, message in pushed:
+            wire.connection.push(number, message)
+        wire.connection.acknowledge(7)
+        await asyncio.sleep(0.001)
+
+        writes = wire.said()
+        assert [each for write in writes for each in write if each[0]] == pushed
+        assert [each for write in writes for each in write if not each[0]] == [(0, Ack(7))]
+        assert len(writes) == 3
         await wire.close()
 
     virtual_loop.run(scenario())
