@@ -43,10 +43,34 @@ def left_behind() -> dict[int, str]:
     return left
 
 
+def run(command: list[str]) -> int:
+    """Run the command and return its status; what it orphans is buried as soon as it has died.
+
+    Tests look whether processes are gone, and one that nobody has waited for is still there.
+    """
+    process = subprocess.Popen(command)
+    while True:
+        pid, how = os.waitpid(-1, 0)
+        if pid == process.pid:
+            process.returncode = os.waitstatus_to_exitcode(how)
+            return process.returncode
+
+
+def hear_signals() -> None:
+    """Do not pass on that signals are ignored: a shell's background jobs ignore Ctrl-C.
+
+    Tests interrupt programs, and programs that begin with a signal ignored go on ignoring it.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def main(command: list[str]) -> int:
     """Return the command's status, or 1 if it succeeded and left something running."""
     adopt_orphans()
-    status = subprocess.run(command, check=False).returncode
+    hear_signals()
+    status = run(command)
     left = left_behind()
     for pid, line in left.items():
         print(f"left running: {pid} {line}", file=sys.stderr)

@@ -26,6 +26,8 @@ AGAIN = {
     "REQUEST_QUARANTINED": "never",
     "RESUME_BUDGET_EXHAUSTED": "never",
     "INTERNAL": "never",
+    "OUTSIDE_ENVELOPE": "never",
+    "GROUP_DECERTIFIED": "elsewhere",
 }
 """`elsewhere`: the same call on another worker, or a resume. `resumed`: a new prefill only."""
 

@@ -32,3 +32,20 @@ def test_a_daemon_is_named_and_ended() -> None:
     assert done.returncode == 1
     assert f"left running: {pid} " in done.stderr
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_an_orphan_that_has_died_is_buried_while_the_command_runs() -> None:
+    done = run("pid=$(sleep 0.05 >&- & echo $!); sleep 0.5; test ! -e /proc/$pid")
+
+    assert done.returncode == 0
+
+
+def test_a_command_hears_ctrl_c_although_a_background_job_would_not() -> None:
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    shell = f"trap '' INT; exec {sys.executable} -c '{code}'"
+    deaf = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
+    assert deaf.stdout == "False\n"
+
+    script = f"trap '' INT; exec {sys.executable} {SCRIPT} {sys.executable} -c '{code}'"
+    heard = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert heard.stdout == "True\n"
