@@ -75,6 +75,7 @@ class FakePrefill:
     def __init__(self, pause: Pause = no_pause, *, kv_layout: str = "layout") -> None:
         self.leases = LeaseTable(ranks=1, blocks_per_rank=1000, memory_s=LEASE_S)
         self.failures: list[ServingError] = []
+        self.prompt_max_tokens: int | None = None
         self.calls: list[PrefillCall] = []
         self.pulling: set[str] = set()
         self.released: list[str] = []
@@ -90,6 +91,8 @@ class FakePrefill:
         held.asked("p0")
         if self.failures:
             raise self.failures.pop(0)
+        if self.prompt_max_tokens is not None and len(call.token_ids) > self.prompt_max_tokens:
+            raise ServingError(Reason.OUTSIDE_ENVELOPE, "prefill: the prompt is too long")
         await self._pause()  # The prompt is computed.
         ends = call.keep_first_token and (call.sampling.max_tokens == 1 or self.finish is not None)
         handoff = None

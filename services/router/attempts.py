@@ -126,8 +126,8 @@ class Trail:
         self._ids += 1
         return attempt_id(call.key, call.choice, self._ids)
 
-    def failed(self, error: ServingError) -> None:
-        """Count an attempt's failure; raise if the request ends with it."""
+    def failed(self, error: ServingError, rest: Rest) -> None:
+        """Count the failure of an attempt at `rest`; raise if the request ends with it."""
         died = error.reason in _TAKEN_OUT and not isinstance(error, NoAnswer)
         if died and self.at_work:
             self.deaths += 1
@@ -136,6 +136,11 @@ class Trail:
             raise ServingError(
                 Reason.REQUEST_QUARANTINED,
                 f"{self.deaths} workers died or left their mode as it ran; it is not tried again",
+            ) from error
+        if error.reason is Reason.OUTSIDE_ENVELOPE and rest.offset:
+            # What was asked for is within; only with what was shown is it too long to prefill.
+            raise ServingError(
+                self.retried[-1], f"interrupted, and too long to go on: {error.message}"
             ) from error
         # The fleet as a whole has no room: it says so after asking everyone.
         final = error.reason is Reason.OVERLOADED or not error.reason.resumable

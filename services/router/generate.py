@@ -161,7 +161,7 @@ async def generate(
                     with step.span():
                         return await _attempt(step, room)
                 except ServingError as error:
-                    trail.failed(error)  # Raises if this was the end.
+                    trail.failed(error, step.rest)  # Raises if this was the end.
                 fleet.spend_resume()
                 room = None
     except TimeoutError:

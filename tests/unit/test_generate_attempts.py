@@ -300,6 +300,32 @@ async def test_a_group_that_left_its_mode_once_is_no_reason_against_a_request() 
     assert served.sink.token_ids == right_tokens(6)
 
 
+@pytest.mark.parametrize("reason", [Reason.WORKER_LOST, Reason.PREEMPTED])
+async def test_a_resume_that_is_too_long_to_prefill_ends_as_it_was_interrupted(
+    reason: Reason,
+) -> None:
+    served = Served()
+    served.prefill.prompt_max_tokens = len(PROMPT)
+    served.decodes[0].ends = [(2, failure(reason))]
+
+    with pytest.raises(ServingError, match="too long to go on: prefill") as failed:
+        await served.run()
+
+    assert failed.value.reason is reason, "the request itself is within every limit"
+    assert (len(served.prefill.calls), served.trail.deaths) == (2, reason is Reason.WORKER_LOST)
+    assert not served.trail.at_work
+
+
+async def test_a_prompt_that_no_group_is_certified_for_is_the_clients_fault() -> None:
+    served = Served()
+    served.prefill.prompt_max_tokens = len(PROMPT) - 1
+
+    with pytest.raises(ServingError) as failed:
+        await served.run()
+
+    assert failed.value.reason is Reason.OUTSIDE_ENVELOPE
+
+
 async def test_a_worker_that_is_merely_slow_is_no_death() -> None:
     served = Served()
     served.prefill.failures = [NoAnswer("slow"), NoAnswer("slow")]
