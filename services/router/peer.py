@@ -107,15 +107,10 @@ class DecodePeer:
 
     async def _live(self, session: Session, backoff: Backoff) -> None:
         """One session from its opening to its end, over any number of connections."""
-        broke_at_s = 0.0
         while session.over is None:
-            error = await self._connect(session, broke_at_s, backoff)
-            now_s = asyncio.get_running_loop().time()
-            if session.connected:
-                session.detach()
-                broke_at_s = now_s
-            welcome = session.welcome
-            left_s = 0.0 if welcome is None else broke_at_s + welcome.reattach_s - now_s
+            error = await self._connect(session, backoff)
+            session.detach()
+            left_s = _reattach_left_s(session)
             if left_s <= 0.0 or error.reason not in _BREAKS or isinstance(error, Gone):
                 decertified = error.reason is Reason.GROUP_DECERTIFIED
                 why = error.reason if decertified else Reason.WORKER_LOST
@@ -123,12 +118,10 @@ class DecodePeer:
                 return
             await backoff.wait(left_s)
 
-    async def _connect(self, session: Session, broke_at_s: float, backoff: Backoff) -> ServingError:
+    async def _connect(self, session: Session, backoff: Backoff) -> ServingError:
         """Connect and talk until it breaks; return why it did."""
-        wait_s = WELCOME_WAIT_S
-        if session.welcome is not None:
-            left_s = broke_at_s + session.welcome.reattach_s - asyncio.get_running_loop().time()
-            wait_s = max(0.0, left_s)
+        first = session.welcome is None
+        wait_s = WELCOME_WAIT_S if first else max(0.0, _reattach_left_s(session))
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(wait_s):
@@ -176,6 +169,7 @@ class DecodePeer:
         tasks = (reading, writing, silence)  # If several have ended, the reader knows the status.
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            session.detach()  # Before anybody asks how it ended, and whether the worker lives.
             if writing.done() and session.over is None:
                 await asyncio.wait((reading,), timeout=STATUS_WAIT_S)
             first = next(task for task in tasks if task.done())
@@ -184,6 +178,14 @@ class DecodePeer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         first.result()
+
+
+def _reattach_left_s(session: Session) -> float:
+    """How long the worker still keeps the session; 0 if it never had it."""
+    if session.welcome is None:
+        return 0.0
+    now_s = asyncio.get_running_loop().time()
+    return session.broke_at_s + session.welcome.reattach_s - now_s
 
 
 async def _write(session: Session, connection: Connection) -> None:

@@ -81,6 +81,8 @@ class Session:
         self.envelope: Envelope | None = None
         """What the group is certified for; None if that is not known, or not asked."""
         self.connected = False
+        self.broke_at_s = 0.0
+        """When the last connection broke, on the loop's clock."""
         self.over: ServingError | None = None
         self.load = GroupLoad(seats_free=0, blocks_free=0, asks_waiting=0, draining=False)
         self.float = GrantFloat()
@@ -185,8 +187,10 @@ class Session:
 
     def detach(self) -> None:
         """The connection broke. Grants and attempts stay; nothing new comes here."""
-        self.connected = False
-        self._events.session_changed()
+        if self.connected:
+            self.connected = False
+            self.broke_at_s = asyncio.get_running_loop().time()
+            self._events.session_changed()
 
     def end(self, error: ServingError) -> None:
         """The session is over for good: everything that ran in it is lost."""

@@ -10,6 +10,7 @@ import pytest
 from services.router.peer import STATUS_WAIT_S, DecodePeer, PeerSettings, Received
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.session import Ack, AskGrant, Hello, RouterMessage
+from tests.fakes import now_s
 from tests.sim import virtual_loop
 from tests.unit.test_router_session import WELCOME, Rooms
 
@@ -108,3 +109,22 @@ def test_a_status_that_does_not_come_is_not_waited_for_long() -> None:
         assert world.session.over.reason is Reason.WORKER_LOST
 
     play(lambda: World(Wire(None)), scenario)
+
+
+@pytest.mark.parametrize("by_write", [True, False], ids=["a write", "a read"])
+def test_nothing_new_goes_to_a_worker_that_is_asked_whether_it_lives(*, by_write: bool) -> None:
+    async def scenario(world: World) -> None:
+        world.wire.ends.set()
+        broke_at_s = now_s()
+        if by_write:
+            world.write()
+        await asyncio.sleep(0.001)
+
+        assert not world.session.usable
+        assert world.dials == 1
+        while world.session.over is None:  # noqa: ASYNC110  # nothing says so
+            await asyncio.sleep(0.01)
+        assert now_s() - broke_at_s == pytest.approx(WELCOME.reattach_s, abs=0.1)
+
+    status = None if by_write else ENDED
+    play(lambda: World(Wire(status), leaving_s=0.5), scenario)
