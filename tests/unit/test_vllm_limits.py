@@ -108,12 +108,13 @@ async def test_each_bad_request_is_refused_for_what_is_wrong_with_it(role: Role)
 async def test_a_front_that_cuts_a_long_prompt_is_noticed_and_mended(
     role: Role, cut_to: int
 ) -> None:
-    on, target, _ = bench(role)
+    on, target, released = bench(role)
     check, before = OverEnvelope(), target.prepares
 
     verdict = check.judge(await check.observe_broken(on), on.subject, SCALE)
 
     assert target.took == [cut_to]
+    assert len(released) == (3 if role is Role.DECODE else 0)
     assert all(verdict.shows(code) for code in check.shows)
     assert target.prepares is before
 

@@ -79,11 +79,10 @@ class OverEnvelope:
         rig = bench.rig
         name = rig.name("over")
         request = spoilt(await _good(rig, name), why, rig.target.description)
-        try:
-            flight = await rig.target.run(request)
-        finally:
-            if rig.role is Role.DECODE:  # A refused request does not pull what is held for it.
-                await rig.prefill.engine.release([name])
+        flight = await rig.target.run(request)
+        if rig.role is Role.DECODE and flight.failure:
+            # It did not pull what is held for it. One that ran has, and that frees it.
+            await rig.prefill.engine.release([name])
         return {"why": why, "reason": flight.failure, "tokens": len(flight.token_ids)}
 
     async def _crowd(self, bench: Bench) -> dict[str, int]:
