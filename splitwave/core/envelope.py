@@ -1,8 +1,8 @@
 """What a mode is certified for: shapes and loads within which it was proved, and no others.
 
-Asked in three places: of a group at start (`refuse_group`), of a request before it is placed
-(`refuse_request`), and of a rank's load before one more request goes there (`refuse_load`).
-Every refusal names the limit that would be left.
+Asked in two places: of a group at start (`refuse_group`) and of a request before it is placed
+(`refuse_request`). What a rank is given at once is within by the first: a group grants no more
+seats than it has. Every refusal names the limit that would be left.
 """
 
 import enum
@@ -19,7 +19,6 @@ class Limit(enum.StrEnum):
     TENSOR_PARALLEL = "tensor_parallel"
     CAPTURE_GRID = "capture_grid"
     TOKENS_CAP = "tokens_cap"
-    TOKENS_FLOOR = "tokens_floor"
     SEATS = "seats"
     SEQUENCE_LENGTH = "sequence_length"
     PROMPT_LENGTH = "prompt_length"
@@ -156,49 +155,6 @@ class Envelope:
             else OutsideEnvelope(
                 Limit.SAMPLING, unproved[0], _words(self.traffic.sampling),
                 f"{unproved[0]} was not certified; certified: {_words(self.traffic.sampling)}",
-            ),
-        )  # fmt: skip
-
-    def refuse_load(self, *, requests: int, step_tokens: int) -> OutsideEnvelope | None:
-        """Say why a rank may not be given this much at once, or None.
-
-        `requests`: in flight on the rank, the new one included; `step_tokens`: of its next step.
-        """
-        return _first(
-            _exceeds(Limit.SEATS, "requests on a rank", requests, self.seats_max),
-            None
-            if not self.capture_grid
-            else _exceeds(
-                Limit.CAPTURE_GRID, "rows of a step on a rank", step_tokens, self.capture_grid[-1]
-            ),
-            _exceeds(Limit.TOKENS_CAP, "tokens of a step", step_tokens, self.step_max_tokens),
-        )
-
-    def below_floor(self, step_tokens: int) -> OutsideEnvelope | None:
-        """Say that a rank's next step would be under the floor, for placement, or None."""
-        if step_tokens >= self.step_min_tokens:
-            return None
-        return OutsideEnvelope(
-            Limit.TOKENS_FLOOR, step_tokens, self.step_min_tokens,
-            f"{step_tokens} tokens of a step on a rank; the floor is {self.step_min_tokens}",
-        )  # fmt: skip
-
-    def refuse_envelope(self, asked: "Envelope") -> OutsideEnvelope | None:
-        """Say where `asked` reaches beyond this envelope, or None if it lies within."""
-        group = GroupShape(
-            ranks=asked.ranks, tensor_parallel=asked.tensor_parallel,
-            seats_per_rank=asked.seats_max, sequence_max_tokens=asked.sequence_max_tokens,
-            step_max_tokens=asked.step_max_tokens, capture_grid=asked.capture_grid,
-        )  # fmt: skip
-        return _first(
-            self.refuse_group(group),
-            self.refuse_request(
-                prompt_tokens=asked.prompt_max_tokens, output_max_tokens=0,
-                sampling=asked.traffic.sampling,
-            ),
-            _exceeds(
-                Limit.OUTPUT_LENGTH, "tokens of the output",
-                asked.traffic.output_max_tokens, self.traffic.output_max_tokens,
             ),
         )  # fmt: skip
 

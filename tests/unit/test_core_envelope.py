@@ -20,8 +20,6 @@ from splitwave.core.envelope import (
 from splitwave.core.strict_json import JsonError, canonical, parse
 from tests.unit.certificates import ENVELOPE, SHAPE
 
-EAGER = dataclasses.replace(ENVELOPE, capture_grid=(), step_min_tokens=2, step_max_tokens=64)
-
 
 def limit_of(refusal: OutsideEnvelope | None) -> Limit | None:
     return None if refusal is None else refusal.limit
@@ -86,48 +84,6 @@ def test_a_request_is_held_to_its_lengths_and_features(
 
 
 @pytest.mark.parametrize(
-    ("envelope", "requests", "tokens", "limit"),
-    [
-        (ENVELOPE, 4, 4, None),
-        (ENVELOPE, 5, 5, Limit.SEATS),
-        (ENVELOPE, 1, 5, Limit.CAPTURE_GRID),
-        (EAGER, 4, 64, None),
-        (EAGER, 4, 65, Limit.TOKENS_CAP),
-        (EAGER, 5, 1, Limit.SEATS),
-    ],
-)
-def test_a_ranks_load_stays_on_the_grid(
-    envelope: Envelope, requests: int, tokens: int, limit: Limit | None
-) -> None:
-    assert limit_of(envelope.refuse_load(requests=requests, step_tokens=tokens)) == limit
-
-
-def test_the_floor_is_for_placement() -> None:
-    assert EAGER.below_floor(2) is None
-    assert limit_of(EAGER.below_floor(1)) == Limit.TOKENS_FLOOR
-    assert ENVELOPE.below_floor(0) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "limit"),
-    [
-        ({}, None),
-        ({"seats_max": 3, "prompt_max_tokens": 90, "sequence_max_tokens": 100}, None),
-        ({"prompt_max_tokens": 97}, Limit.PROMPT_LENGTH),
-        ({"traffic": Traffic(output_max_tokens=65)}, Limit.OUTPUT_LENGTH),
-        ({"traffic": Traffic(output_max_tokens=1, sampling=("min_p",))}, Limit.SAMPLING),
-        ({"ranks": 1}, Limit.RANKS),
-    ],
-)
-def test_an_envelope_holds_another_or_says_where_not(
-    change: dict[str, Any], limit: Limit | None
-) -> None:
-    refusal = ENVELOPE.refuse_envelope(dataclasses.replace(ENVELOPE, **change))
-
-    assert limit_of(refusal) == limit
-
-
-@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"ranks": 0}, "ranks: is 0"),
@@ -177,22 +133,10 @@ def envelopes(draw: st.DrawFn) -> Envelope:
 
 
 @given(envelopes())
-def test_an_envelope_survives_json_and_holds_itself(envelope: Envelope) -> None:
+def test_an_envelope_survives_json(envelope: Envelope) -> None:
     data = canonical(envelope.to_json())
 
     assert read_envelope(parse(data, bytes_max=10_000)) == envelope
-    assert envelope.refuse_envelope(envelope) is None
-
-
-@given(envelopes(), sizes, sizes)
-def test_what_a_held_envelope_allows_the_holder_allows(
-    outer: Envelope, prompt: int, output: int
-) -> None:
-    inner = dataclasses.replace(outer, seats_max=1, prompt_max_tokens=1)
-    assert outer.refuse_envelope(inner) is None
-
-    if inner.refuse_request(prompt_tokens=prompt, output_max_tokens=output) is None:
-        assert outer.refuse_request(prompt_tokens=prompt, output_max_tokens=output) is None
 
 
 @pytest.mark.parametrize("name", [*ENVELOPE.to_json(), "traffic.sampling"])
