@@ -46,6 +46,8 @@ class PrefillStream:
         self._dial = dial
         self._numbers = itertools.count(1)
         self._life: _Life | None = None
+        self._lives: set[_Life] = set()
+        """That one, and those before it that are still ending."""
 
     async def prefill(self, call: PrefillCall, timeout_s: float) -> PrefillResult:
         """Compute one prompt. Cancelling it cancels the call. Raises ServingError, NoSuchStream."""
@@ -54,6 +56,7 @@ class PrefillStream:
         life = self._life
         if life is None or life.over:
             life = self._life = _Life(self._dial)
+            self._lives = {life, *(x for x in self._lives if not x.ended)}
         answer = life.order(number, call, until_s)
         try:
             async with asyncio.timeout_at(until_s):
@@ -69,8 +72,7 @@ class PrefillStream:
 
     async def close(self) -> None:
         """End the stream."""
-        if self._life is not None:
-            await self._life.close()
+        await asyncio.gather(*(life.close() for life in self._lives))
 
 
 class _Life:
@@ -86,6 +88,11 @@ class _Life:
         self._cancelled: list[int] = []
         self._filled = asyncio.Event()
         self._task = asyncio.create_task(self._run(dial), name="prefill stream")
+
+    @property
+    def ended(self) -> bool:
+        """True once nothing of it is left; `over` is so from the moment it takes no more calls."""
+        return self._task.done()
 
     def order(self, number: int, call: PrefillCall, until_s: float) -> "asyncio.Future[Outcome]":
         """Send a call with the next write; its end is the future's result, errors included.
@@ -132,6 +139,7 @@ class _Life:
         tasks = (reading, writing)  # If both have ended, the reader knows the status.
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self.over = True  # What is ordered from now on would never be sent.
             if writing.done():
                 await asyncio.wait((reading,), timeout=STATUS_WAIT_S)
             first = next(task for task in tasks if task.done())

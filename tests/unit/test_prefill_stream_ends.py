@@ -8,6 +8,7 @@ import pytest
 
 from services.router.prefill_stream import STATUS_WAIT_S, NoSuchStream, PrefillStream
 from splitwave.core.errors import Reason, ServingError
+from splitwave.core.prefill import PrefillResult
 from splitwave.wire.prefill_many import Answer, Outgoing
 from tests.sim import virtual_loop
 from tests.unit.test_prefill_stream import call, result
@@ -74,5 +75,53 @@ def test_a_status_that_does_not_come_is_not_waited_for_long() -> None:
             with pytest.raises(ServingError) as caught:
                 await stream.prefill(call("a"), 5.0)
         assert caught.value is ENDED
+
+    virtual_loop.run(scenario())
+
+
+def test_a_call_that_comes_while_a_stream_ends_goes_by_the_next_one() -> None:
+    async def scenario() -> None:
+        good = Wire()
+        stream = over([Wire(DECERTIFIED, 0.5 * STATUS_WAIT_S), good])
+
+        async def second() -> PrefillResult:
+            await asyncio.sleep(0.25 * STATUS_WAIT_S)  # The first has met the end of its stream.
+            return await stream.prefill(call("b"), 5.0)
+
+        first, answer = await asyncio.gather(
+            stream.prefill(call("a"), 5.0), second(), return_exceptions=True
+        )
+
+        assert first is DECERTIFIED
+        assert answer == result(7)
+        assert good.came == ["b"]
+        await stream.close()
+
+    virtual_loop.run(scenario())
+
+
+def test_closing_ends_a_stream_that_is_ending_too() -> None:
+    async def scenario() -> None:
+        left: set[Wire] = set()
+
+        @contextlib.asynccontextmanager
+        async def dial() -> AsyncIterator[Wire]:
+            wire = wires.pop(0)
+            try:
+                yield wire
+            finally:
+                left.add(wire)
+
+        ending, good = Wire(DECERTIFIED, 3600.0), Wire()
+        wires = [ending, good]
+        stream = PrefillStream(dial)
+        first = asyncio.create_task(stream.prefill(call("a"), 5.0))
+        await asyncio.sleep(0.25 * STATUS_WAIT_S)
+        await stream.prefill(call("b"), 5.0)
+        await stream.close()
+
+        assert left == {ending, good}
+        with pytest.raises(ServingError):
+            await first
 
     virtual_loop.run(scenario())
