@@ -5,16 +5,21 @@ from collections.abc import Callable
 
 
 class Later:
-    """Calls once, some time after it was first asked to; then it can be asked again."""
+    """Calls once, at the soonest time that it was asked for; then it can be asked again."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
         self._timer: asyncio.TimerHandle | None = None
 
     def within(self, delay_s: float) -> None:
-        """Call after `delay_s`, unless a call is due already."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._run)
+        """Call after `delay_s`, unless a call is due by then already."""
+        loop = asyncio.get_running_loop()
+        at_s = loop.time() + delay_s
+        if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at_s, self._run)
 
     def cancel(self) -> None:
         """Call no more, unless it is asked again."""
