@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.router.attempts import Trail
+from services.router.attempts import Rest, Trail
 from services.router.history import KEPT, History
 from splitwave.core.errors import Reason, ServingError
+from splitwave.core.generation import Sampling
 from tests.sim.virtual_loop import run
 
 
@@ -117,10 +118,10 @@ def test_resumes_are_counted_by_what_the_attempt_before_failed_with() -> None:
     async def main() -> None:
         history, course = History(), Course()
         live = history.begin("r1", 1, [course])
-        trail = course.trail
+        trail, rest = course.trail, Rest([1, 2], 0, Sampling(max_tokens=1))
         for reason in (Reason.WORKER_LOST, Reason.HANDOFF_EXPIRED):
             trail.attempts += 1
-            trail.failed(ServingError(reason, "x"))
+            trail.failed(ServingError(reason, "x"), rest)
         # The second failure was not followed by an attempt: the budget was spent.
         history.end(live, "resume_budget_exhausted")
         assert history.resumes == {Reason.WORKER_LOST: 1}
