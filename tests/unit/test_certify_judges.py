@@ -142,6 +142,14 @@ def test_each_planted_fault_is_named(name: Name, changes: dict[str, Any], code: 
     assert [problem.code for problem in judged(name, **changes).problems] == [code]
 
 
+@pytest.mark.parametrize(("share", "passes"), [(0.45, True), (0.2, False)])
+def test_ranks_of_one_seat_differ_by_idleness_alone(share: float, passes: bool) -> None:
+    one_seat = replace(SUBJECT, envelope=replace(ENVELOPE, capture_grid=(1,), seats_max=1))
+    seen = GOOD[Name.RAGGED_HAMMER] | {"raggedness": share}
+
+    assert CHECKS[Name.RAGGED_HAMMER].judge(seen, one_seat, SCALE).passed is passes
+
+
 def test_each_check_of_a_rig_has_its_control_among_the_planted_faults() -> None:
     planted = {(name, code) for name, _, code in PLANTED}
 

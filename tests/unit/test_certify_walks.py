@@ -1,5 +1,8 @@
 """Walks through batch sizes: every order, ragged, and the bursts of a storm."""
 
+import random
+from collections.abc import Sequence
+
 import pytest
 
 from splitwave.certify.battery.walks import (
@@ -7,8 +10,10 @@ from splitwave.certify.battery.walks import (
     orders_missing,
     ragged,
     raggedness,
+    raggedness_seen,
     spread,
     storm,
+    stretch,
 )
 
 
@@ -49,6 +54,38 @@ def test_lock_step_is_not_ragged() -> None:
     assert raggedness([[1, 2, 3], [1, 2, 3]]) == 0.0
     assert raggedness([[1, 2], [1, 3]]) == 0.5
     assert raggedness([[], []]) == 0.0
+
+
+def run(plans: Sequence[Sequence[int]]) -> list[list[tuple[float, int]]]:
+    """Logs of a lock-step on a busy machine: ranks end each step in any order."""
+    source = random.Random(1)
+    logs: list[list[tuple[float, int]]] = [[] for _ in plans]
+    for number, sizes in enumerate(zip(*plans, strict=True)):
+        for log, size in zip(logs, sizes, strict=True):
+            if size:
+                log.append((number + source.random() * 0.99, size))
+    return logs
+
+
+def test_raggedness_is_of_the_steps_that_ran_and_not_of_a_plan() -> None:
+    sizes = [1, 2, 3, 4, 5, 6]
+    plans = ragged(sizes, 3, 400, 7)
+
+    assert raggedness_seen(run(plans)) == pytest.approx(raggedness(plans))
+    assert raggedness_seen(run([plans[0]] * 3)) == 0.0
+    assert raggedness_seen([[], []]) == 0.0
+
+
+def test_a_rank_with_nothing_to_do_is_another_size_and_all_idle_is_none() -> None:
+    assert raggedness_seen(run([[4, 4, 4], [4, 0, 0]])) == pytest.approx(2 / 3)
+    assert raggedness_seen(run([[4, 0, 4], [4, 0, 4]])) == 0.0
+
+
+def test_a_walk_is_found_among_a_ranks_steps() -> None:
+    steps = [1, 2, 3, 2, 1, 4, 4, 4]
+
+    assert steps[stretch([3, 0, 2, 0, 0, 1], steps)] == [3, 2, 1]
+    assert steps[stretch([3, 1], steps)] == steps
 
 
 def test_a_storm_has_bursts_on_all_ranks_and_gaps_in_which_a_group_pauses() -> None:

@@ -67,6 +67,34 @@ def raggedness(plans: Sequence[Sequence[int]]) -> float:
     return sum(len(set(step)) > 1 for step in together) / len(together) if together else 0.0
 
 
+def raggedness_seen(logs: Sequence[Sequence[tuple[float, int]]]) -> float:
+    """Share of the steps in which ranks ran different sizes, by when each rank's steps ended.
+
+    `logs`: a rank each, (end in seconds, size) in order; a step in which a rank had nothing to do
+    is not in its log. In lock-step no rank ends a step before all have ended the one before, so
+    in order of their ends a step is over when one of its ranks comes again.
+    """
+    ends = sorted(
+        (ended_at_s, rank, size) for rank, log in enumerate(logs) for ended_at_s, size in log
+    )
+    together: list[dict[int, int]] = []
+    for _, rank, size in ends:
+        if not together or rank in together[-1]:
+            together.append({})
+        together[-1][rank] = size
+    ragged = sum(len(step) < len(logs) or len(set(step.values())) > 1 for step in together)
+    return ragged / len(together) if together else 0.0
+
+
+def stretch(walked: Sequence[int], executed: Sequence[int]) -> slice:
+    """Where in a rank's steps its walk was; all of them if it is not there."""
+    wanted = [size for size in walked if size]
+    for first in range(len(executed) - len(wanted) + 1):
+        if list(executed[first : first + len(wanted)]) == wanted:
+            return slice(first, first + len(wanted))
+    return slice(None)
+
+
 def storm(count: int, ranks: int, seed: int, *, pause_s: float) -> list[tuple[float, int]]:
     """Bursts of requests with gaps: seconds to wait before each, and its rank.
 
