@@ -143,7 +143,8 @@ class GrpcPrefill:
         self._worker = worker_stub(self._channel)
         self._stream = PrefillStream(self._dial_many)
         self._streams = True
-        """False once the worker has said that it serves each call by itself only."""
+        """False once the worker has said that it serves each call by itself only, until it is
+        described again: another version may have taken its place."""
 
     @contextlib.asynccontextmanager
     async def _dial_many(self) -> AsyncIterator[GrpcPrefillMany]:
@@ -157,6 +158,7 @@ class GrpcPrefill:
         """What the worker is."""
         with _failures():
             answer = await self._worker.DescribeWorker(describe_request(), timeout=timeout_s)
+        self._streams = True
         return description_from_proto(answer)
 
     async def watch(self, router_id: str) -> AsyncIterator[tuple[int, WorkerLoad]]:
