@@ -84,11 +84,11 @@ def subject(role: str, found: Envelope, level: Level = Level.FULL) -> Subject:
 @pytest.mark.parametrize(
     ("role", "found", "lengths"),
     [
-        ("decode", envelope(1023, 1024, 1023), [(1000, 24), (1023, 1)]),
+        ("decode", envelope(1023, 1024, 1023), [(1000, 24), (1022, 2)]),
         ("decode", envelope(100, 128, 27), [(100, 27)]),
         ("decode", envelope(100, 128, 60), [(100, 28)]),
         ("decode", envelope(120, 128, 60), [(104, 24), (120, 8)]),
-        ("decode", envelope(64, 64, 4), [(60, 4), (63, 1)]),
+        ("decode", envelope(64, 64, 4), [(60, 4), (62, 2)]),
         ("prefill", envelope(1023, 1024, 1023), [(1023, 1)]),
     ],
 )

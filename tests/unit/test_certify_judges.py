@@ -88,7 +88,7 @@ PLANTED: list[tuple[Name, dict[str, Any], str]] = [
     (Name.ORACLE, {"differences": [SAME, WRONG]}, "tokens"),
     (Name.ORACLE, {"differences": [SAME, OFF]}, "logprob"),
     (Name.ORACLE, {"differences": []}, "empty"),
-    (Name.ORACLE, {"longest_prompt_tokens": 62}, "edges"),
+    (Name.ORACLE, {"longest_prompt_tokens": 61}, "edges"),
     (Name.ORACLE, {"longest_sequence_tokens": 63}, "edges"),
     (Name.TWO_BOOTS, {"differences": [OFF]}, "logprob"),
     (Name.PADDING_POISON, {"differences": [WRONG]}, "tokens"),
