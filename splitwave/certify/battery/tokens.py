@@ -30,14 +30,14 @@ def oracle_cases(subject: Subject, scale: Scale) -> list[Case]:
 def edge_cases(subject: Subject, scale: Scale) -> list[Case]:
     """The longest sequence that the envelope lets in, and its longest prompt if that is another.
 
-    Prefill runs a prompt and one token of it; how long decode goes on is not its to prove. Decode
-    adds to a prompt and the token that prefill gave, so its longest prompt is one shorter.
+    Prefill runs a prompt and one token of it; how long decode goes on is not its to prove. What
+    prefill gives is proved by decode, which adds to the prompt and that token: both need room.
     """
     envelope = subject.envelope
     output, sequence = envelope.traffic.output_max_tokens, envelope.sequence_max_tokens
-    if subject.mode.role == Role.PREFILL:
-        return cases([min(envelope.prompt_max_tokens, sequence - 1)], 1, scale.seed + 1)
     prompt = min(envelope.prompt_max_tokens, sequence - 2)
+    if subject.mode.role == Role.PREFILL:
+        return cases([prompt], 1, scale.seed + 1)
     tokens = min(max(scale.oracle_tokens, sequence - prompt), output)
     longest = cases([min(prompt, sequence - tokens)], tokens, scale.seed + 1)
     if len(longest[0].token_ids) == prompt:
