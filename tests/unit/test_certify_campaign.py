@@ -89,7 +89,7 @@ def subject(role: str, found: Envelope, level: Level = Level.FULL) -> Subject:
         ("decode", envelope(100, 128, 60), [(100, 28)]),
         ("decode", envelope(120, 128, 60), [(104, 24), (120, 8)]),
         ("decode", envelope(64, 64, 4), [(60, 4), (62, 2)]),
-        ("prefill", envelope(1023, 1024, 1023), [(1022, 1)]),
+        ("prefill", envelope(1023, 1024, 1023), [(1022, 2)]),
     ],
 )
 def test_the_edges_are_the_longest_prompt_and_the_longest_sequence(

@@ -30,14 +30,14 @@ def oracle_cases(subject: Subject, scale: Scale) -> list[Case]:
 def edge_cases(subject: Subject, scale: Scale) -> list[Case]:
     """The longest sequence that the envelope lets in, and its longest prompt if that is another.
 
-    Prefill runs a prompt and one token of it; how long decode goes on is not its to prove. What
-    prefill gives is proved by decode, which adds to the prompt and that token: both need room.
+    Prefill runs a prompt and one token of it; how long decode goes on is not its to prove. But
+    decode shows what prefill handed over by a token of its own: two tokens follow each prompt.
     """
     envelope = subject.envelope
     output, sequence = envelope.traffic.output_max_tokens, envelope.sequence_max_tokens
     prompt = min(envelope.prompt_max_tokens, sequence - 2)
     if subject.mode.role == Role.PREFILL:
-        return cases([prompt], 1, scale.seed + 1)
+        return cases([prompt], 2, scale.seed + 1)
     tokens = min(max(scale.oracle_tokens, sequence - prompt), output)
     longest = cases([min(prompt, sequence - tokens)], tokens, scale.seed + 1)
     if len(longest[0].token_ids) == prompt:
