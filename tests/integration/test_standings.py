@@ -176,7 +176,8 @@ async def test_no_step_of_new_work_runs_once_a_group_is_decertified(model: Model
     odd = replace(SLOW, faults=ODD)
     async with pools(model, (odd, FULL), (SLOW, FULL)) as made:
         await ready(made, 2)
-        made.ask("a", 100), made.ask("b", 100)
+        for i in range(6):  # So many that some land on either group.
+            made.ask(f"first{i}", 100)
         await settled(lambda: made.standing(0) is Standing.DECERTIFIED)
         before = made.workers[0].room.table.seats_held
         for i in range(8):
