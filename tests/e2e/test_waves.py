@@ -41,7 +41,8 @@ def test_the_same_race_hangs_no_group_of_four_ranks(report: Report) -> None:
     wait_s = report.of("four")["race"]
 
     assert wait_s is not None
-    assert wait_s <= 0.25 + 2 * STEP_S
+    # Four ranks step by turns on the two cores of a small machine.
+    assert wait_s <= 0.25 + 4 * STEP_S
 
 
 def test_with_every_wake_dropped_the_watchdog_wakes_the_group_in_time(report: Report) -> None:
