@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from services.cli.certified import make_smoke, serve_certified
 from services.cli.plan import Plan
@@ -51,6 +52,8 @@ def _run(config: StackConfig) -> int:
 
 
 async def _demo(config: StackConfig) -> None:
+    # A first look must not wait for minutes: certificates are made by `splitwave up`.
+    config = replace(config, certify="off")
     report = reporter()
     plan = await asyncio.to_thread(make_plan, config, report)
     answers = await serve_certified(
