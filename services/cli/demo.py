@@ -9,9 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.cli.certified import make_smoke, serve_certified
-from services.cli.plan import Plan
-from services.cli.stack import Report, Stack, StackFailed, channel, running
+from services.cli.stack import Stack, StackFailed, channel, running
 from services.cli.stack_config import StackConfig
 from services.cli.up import make_plan, reporter, with_config
 from splitwave import demo_model
@@ -52,18 +50,10 @@ def _run(config: StackConfig) -> int:
 
 
 async def _demo(config: StackConfig) -> None:
-    # A first look must not wait for minutes: certificates are made by `splitwave up`.
-    config = replace(config, certify="off")
-    report = reporter()
-    plan = await asyncio.to_thread(make_plan, config, report)
-    answers = await serve_certified(
-        plan, lambda: _ask_stack(plan, report), lambda: make_smoke(plan, report)
-    )
-    _check(answers)
-
-
-async def _ask_stack(plan: Plan, report: Report) -> dict[str, str]:
     """Start the stack, ask it both ways, show what it did, stop it."""
+    report = reporter()
+    # A first look must not wait for a battery: certificates are made by `splitwave up`.
+    plan = await asyncio.to_thread(make_plan, replace(config, certify="off"), report)
     async with running(plan, report) as stack:
         await stack.ready(READY_TIMEOUT_S)
         print(f"question: {QUESTION}")
@@ -72,7 +62,7 @@ async def _ask_stack(plan: Plan, report: Report) -> dict[str, str]:
         by_grpc = await _ask_grpc(plan.router_grpc)
         print(f"by gRPC:  {by_grpc!r}")
         await _show_work(stack)
-    return {"HTTP": by_http, "gRPC": by_grpc}
+    _check({"HTTP": by_http, "gRPC": by_grpc})
 
 
 def prompt() -> str:
