@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from services.router.backoff import Backoff
+from services.router.first_end import first_end
 from services.router.session import RoomEvents, Session
 from services.router.tally import Tally
 from splitwave.core.errors import Reason, ServingError
@@ -18,8 +19,6 @@ from splitwave.core.session import Ack, Hello, NumberGap, RouterMessage, Welcome
 WELCOME_WAIT_S = 5.0
 """How long a worker may take to answer Hello."""
 
-STATUS_WAIT_S = 0.1
-"""How long the status of a call is waited for after a write has met its end."""
 
 _BREAKS = frozenset({Reason.WORKER_LOST, Reason.CANCELLED, Reason.DEADLINE_EXCEEDED})
 """How a broken connection may look; whether the session still lives, only a reattach tells."""
@@ -158,26 +157,18 @@ class DecodePeer:
         return welcome
 
     async def _talk(self, session: Session, connection: Connection) -> None:
-        """Talk until one of the three ends, and raise how.
+        """Talk until one of the three ends, and raise how."""
 
-        No TaskGroup: in Python 3.11 it drops a cancellation that meets an error of its tasks,
-        and then nothing stops this peer any more.
-        """
-        writing = asyncio.create_task(_write(session, connection))
-        reading = asyncio.create_task(_read(session, connection))
-        silence = asyncio.create_task(_notice_silence(session, self._silence_max_s))
-        tasks = (reading, writing, silence)  # If several have ended, the reader knows the status.
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        def ended() -> bool:
             session.detach()  # Before anybody asks how it ended, and whether the worker lives.
-            if writing.done() and session.over is None:
-                await asyncio.wait((reading,), timeout=STATUS_WAIT_S)
-            first = next(task for task in tasks if task.done())
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        first.result()
+            return session.over is None
+
+        await first_end(
+            _read(session, connection),
+            _write(session, connection),
+            _notice_silence(session, self._silence_max_s),
+            ended=ended,
+        )
 
 
 def _reattach_left_s(session: Session) -> float:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from services.router.first_end import first_end
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.prefill import PrefillCall, PrefillResult
 from splitwave.wire.prefill_many import Answer, Outgoing, outgoing
-
-STATUS_WAIT_S = 0.1
-"""How long the status of a stream is waited for after a write has met its end."""
 
 
 class NoSuchStream(Exception):
@@ -134,20 +132,12 @@ class _Life:
 
     async def _talk(self, connection: Connection) -> None:
         """Read and write until one of the two ends, and raise how."""
-        writing = asyncio.create_task(self._write(connection))
-        reading = asyncio.create_task(self._read(connection))
-        tasks = (reading, writing)  # If both have ended, the reader knows the status.
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self.over = True  # What is ordered from now on would never be sent.
-            if writing.done():
-                await asyncio.wait((reading,), timeout=STATUS_WAIT_S)
-            first = next(task for task in tasks if task.done())
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        first.result()
+        await first_end(self._read(connection), self._write(connection), ended=self._ended)
+
+    def _ended(self) -> bool:
+        """What is ordered from now on would never be sent."""
+        self.over = True
+        return True
 
     async def _write(self, connection: Connection) -> None:
         now_s = asyncio.get_running_loop().time

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from services.router.prefill_stream import STATUS_WAIT_S, NoSuchStream, PrefillStream
+from services.router.first_end import STATUS_WAIT_S
+from services.router.prefill_stream import NoSuchStream, PrefillStream
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.prefill import PrefillResult
 from splitwave.wire.prefill_many import Answer, Outgoing

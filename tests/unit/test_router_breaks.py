@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.router.peer import STATUS_WAIT_S, DecodePeer, PeerSettings, Received
+from services.router.first_end import STATUS_WAIT_S
+from services.router.peer import DecodePeer, PeerSettings, Received
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.session import Ack, AskGrant, Hello, RouterMessage
 from tests.fakes import now_s
