@@ -3,57 +3,31 @@
 So no token costs anything, whether or not its request is traced.
 """
 
-from collections.abc import Callable
-
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
 from services.decode.attempt import Attempt
+from services.worker.spans import WorkerSpans
 from splitwave.core.generation import FinishReason
-from splitwave.core.mode_guard import Standing
-from splitwave.engine.port import GroupDescription
 from splitwave.runtime import tracing_names as names
-from splitwave.runtime.tracing import NONE, Attributes, Past, Tracing, Value
-from splitwave.runtime.wave_spans import WaveSpans
+from splitwave.runtime.tracing import NONE, Attributes, Past
 
 _WELL = frozenset(FinishReason)
 
 
-class DecodeSpans:
+class DecodeSpans(WorkerSpans):
     """Spans of attempts that were accepted."""
-
-    def __init__(
-        self,
-        traces: Tracing,
-        worker_id: str,
-        group: GroupDescription,
-        waves: WaveSpans | None = None,
-    ) -> None:
-        self._traces = traces
-        self._waves = waves
-        self._about: dict[str, Value] = {
-            "splitwave.worker": worker_id,
-            "splitwave.group": group.group_id,
-            "splitwave.epoch": group.epoch,
-        }
-        self.standing: Callable[[], str] = lambda: Standing.UNCERTIFIED.value
-        """How the group stands. Set by the worker."""
 
     def first_step(self, attempt: Attempt, now_s: float) -> None:
         """Its first output came now."""
-        attempt.waves = self._worked(attempt, now_s)
+        attempt.waves = self._worked(attempt.submit.traceparent, now_s, now_s)
 
     def waves_of(self, attempt: Attempt) -> tuple[str, ...]:
         """Traceparents of the wave segments of its first and last step: none, one or two."""
         if not attempt.waves:
             return ()
-        return tuple(dict.fromkeys(attempt.waves + self._worked(attempt, attempt.progress_s)))
-
-    def _worked(self, attempt: Attempt, at_s: float) -> tuple[str, ...]:
-        traceparent = attempt.submit.traceparent
-        if self._waves is None or not traceparent:
-            return ()
-        return self._waves.worked(traceparent, at_s, at_s)
+        last = self._worked(attempt.submit.traceparent, attempt.progress_s, attempt.progress_s)
+        return tuple(dict.fromkeys(attempt.waves + last))
 
     def ended(self, attempt: Attempt, end: str, now_s: float) -> None:
         """The attempt is over; `end` is its finish reason or why it failed."""
@@ -70,8 +44,7 @@ class DecodeSpans:
             events=(("last_token", attempt.progress_s),) if error and attempt.shown else (),
             links=self.waves_of(attempt),
             attributes={
-                **self._about,
-                "splitwave.standing": self.standing(),
+                **self._about(),
                 names.REQUEST_ID: attempt.submit.request_id,
                 "splitwave.attempt_id": attempt.submit.attempt_id,
                 "splitwave.rank": attempt.rank,

@@ -1,16 +1,13 @@
 """What a prefill worker tells of a prompt's trace: made when it is over, from its timestamps."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import SpanKind
 
-from splitwave.core.mode_guard import Standing
+from services.worker.spans import WorkerSpans
 from splitwave.core.prefill import PrefillResult
-from splitwave.engine.port import GroupDescription
 from splitwave.runtime import tracing_names as names
-from splitwave.runtime.tracing import Past, Tracing, Value
-from splitwave.runtime.wave_spans import WaveSpans
+from splitwave.runtime.tracing import Past
 
 if TYPE_CHECKING:
     from services.prefill.floor import Call
@@ -20,32 +17,13 @@ NOTHING = PrefillResult()
 """What a call that failed has come to."""
 
 
-class PrefillSpans:
+class PrefillSpans(WorkerSpans):
     """Spans of calls and of their leases."""
-
-    def __init__(
-        self,
-        traces: Tracing,
-        worker_id: str,
-        group: GroupDescription,
-        waves: WaveSpans | None = None,
-    ) -> None:
-        self._traces = traces
-        self._waves = waves
-        self._about: dict[str, Value] = {
-            "splitwave.worker": worker_id,
-            "splitwave.group": group.group_id,
-            "splitwave.epoch": group.epoch,
-        }
-        self.standing: Callable[[], str] = lambda: Standing.UNCERTIFIED.value
-        """How the group stands. Set by the worker."""
 
     def waves_of(self, call: "Call", now_s: float) -> tuple[str, ...]:
         """Traceparents of the wave segments of its first and last step, which was now."""
-        if self._waves is None or not call.call.traceparent:
-            return ()
         began_s = call.queued.started_s or call.queued.arrived_s
-        return self._waves.worked(call.call.traceparent, began_s, now_s)
+        return self._worked(call.call.traceparent, began_s, now_s)
 
     def served(
         self, call: "Call", now_s: float, error: str | None, result: PrefillResult = NOTHING
@@ -63,8 +41,7 @@ class PrefillSpans:
             error=error,
             links=result.waves,
             attributes={
-                **self._about,
-                "splitwave.standing": self.standing(),
+                **self._about(),
                 names.REQUEST_ID: call.call.request_id,
                 "splitwave.handoff.id": call.call.handoff_id,
                 "splitwave.rank": queued.rank,
