@@ -1,18 +1,14 @@
 """The adapter on real engines: a prefill group, and a decode group of two ranks with EP."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any  # JSON
 
 import pytest
 
 from tests.e2e.adapter_cases import cases
+from tests.e2e.driven import RUN_LIMIT_S, drive
 
-ROOT = Path(__file__).parents[2]
-RUN_LIMIT_S = 400
 NAMES = [case.name for case in cases()]
 
 
@@ -23,22 +19,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(out: Path, tiny_model: Path) -> dict[str, Any]:
-    """Run the driver once, in its own session, so that a time limit ends all of it."""
-    command = [sys.executable, "-m", "tests.e2e.adapter_driver", str(tiny_model), str(out)]
-    log = out / "driver.log"
-    with log.open("w") as file:
-        driver = subprocess.Popen(
-            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            status = driver.wait(RUN_LIMIT_S)
-        finally:
-            if driver.poll() is None:
-                os.killpg(driver.pid, 9)  # its engines die with it
-                driver.wait()
-    assert status == 0, log.read_text()[-6000:]
-    found: dict[str, Any] = json.loads((out / "report.json").read_text())
-    return found
+    """Run the driver once."""
+    return drive("tests.e2e.adapter_driver", tiny_model, out)
 
 
 @pytest.fixture(scope="module")

@@ -1,39 +1,20 @@
 """Real engines are recognised at each boot, and whatever was changed is named."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any  # JSON
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-RUN_LIMIT_S = 400
+from tests.e2e.driven import RUN_LIMIT_S, drive
 
 pytestmark = pytest.mark.timeout(RUN_LIMIT_S + 30)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, Any]:
-    """Run the driver once, in its own session, so that a time limit ends all of it."""
+    """Run the driver once."""
     out = tmp_path_factory.mktemp("fingerprint")
-    log = out / "driver.log"
-    command = [sys.executable, "-m", "tests.e2e.fingerprint_driver", str(tiny_model), str(out)]
-    with log.open("w") as file:
-        driver = subprocess.Popen(
-            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            status = driver.wait(RUN_LIMIT_S)
-        finally:
-            if driver.poll() is None:
-                os.killpg(driver.pid, 9)  # its engines die with it
-                driver.wait()
-    assert status == 0, log.read_text()[-6000:]
-    found: dict[str, Any] = json.loads((out / "report.json").read_text())
-    return found
+    return drive("tests.e2e.fingerprint_driver", tiny_model, out)
 
 
 @pytest.mark.parametrize("change", ["nothing", "ports and names"])
