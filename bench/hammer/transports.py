@@ -45,7 +45,7 @@ class Transport(Protocol):
         """Fill the receive buffers with NaN, where that is possible."""
 
 
-class ElasticTransport:
+class BareElastic:
     """DeepEP V2: `ElasticBuffer` without CPU synchronisation."""
 
     def __init__(self, settings: Settings, group: dist.ProcessGroup) -> None:
@@ -104,7 +104,7 @@ class ElasticTransport:
         """DeepEP gives no access to this buffer."""
 
 
-class LegacyTransport:
+class BareLegacy:
     """DeepEP's intranode kernels with `num_worst_tokens`; one buffer, or one a size."""
 
     def __init__(self, settings: Settings, group: dist.ProcessGroup) -> None:
@@ -219,8 +219,8 @@ def connect(settings: Settings, group: dist.ProcessGroup) -> Transport:
 
         return DryTransport(settings)
     if settings.transport == "v2":
-        return ElasticTransport(settings, device_group(settings))
-    return LegacyTransport(settings, group)
+        return BareElastic(settings, device_group(settings))
+    return BareLegacy(settings, group)
 
 
 def device_group(settings: Settings) -> dist.ProcessGroup:

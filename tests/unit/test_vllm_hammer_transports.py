@@ -10,7 +10,7 @@ from bench.hammer.device import Cpu
 from bench.hammer.graphs import FINISHED, LANE, STARTED, Graphs, stage_name
 from bench.hammer.rows import Rows
 from bench.hammer.settings import Settings, parse
-from bench.hammer.transports import ElasticTransport, LegacyTransport, Transport
+from bench.hammer.transports import BareElastic, BareLegacy, Transport
 from splitwave.certify.hammer.walk import Step, plan
 from tests.unit.deep_ep_stand_in import Buffer, ElasticBuffer, module
 
@@ -24,7 +24,7 @@ def deep_ep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def built(*more: str) -> tuple[Settings, Transport, Rows, Graphs]:
     settings = parse([*ARGUMENTS, *more])
-    make = ElasticTransport if settings.transport == "v2" else LegacyTransport
+    make = BareElastic if settings.transport == "v2" else BareLegacy
     transport = make(settings, types.SimpleNamespace(size=lambda: 1))
     rows = Rows(settings, 0, torch.device("cpu"))
     return settings, transport, rows, Graphs(settings, Cpu(), transport, rows)
@@ -113,7 +113,7 @@ def test_two_microbatches_have_two_elastic_buffers_or_share_a_legacy_one() -> No
 def test_legacy_buffers_can_be_poisoned() -> None:
     _, transport, _, _ = built("--transport", "legacy")
     transport.poison()
-    assert isinstance(transport, LegacyTransport)
+    assert isinstance(transport, BareLegacy)
 
     buffers = transport._buffers.values()  # noqa: SLF001  # what was poisoned is inside
     memory = [buffer.get_local_buffer_tensor(torch.bfloat16) for buffer in buffers]

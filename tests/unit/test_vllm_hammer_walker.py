@@ -13,7 +13,7 @@ from bench.hammer.beat import Beat
 from bench.hammer.device import Cpu
 from bench.hammer.rank import Walker, WrongCount
 from bench.hammer.settings import parse
-from bench.hammer.transports import LegacyTransport
+from bench.hammer.transports import BareLegacy
 from splitwave.certify.hammer.verdict import Verdict
 from tests.unit.deep_ep_stand_in import Buffer, module
 
@@ -43,7 +43,7 @@ class Watched(Cpu):
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deep_ep", module())
-    monkeypatch.setattr(rank, "connect", lambda settings, group: LegacyTransport(settings, group))
+    monkeypatch.setattr(rank, "connect", lambda settings, group: BareLegacy(settings, group))
     monkeypatch.setattr(dist, "barrier", lambda: None)
     monkeypatch.setattr(dist, "all_reduce", lambda flags: None)
 
