@@ -40,62 +40,48 @@ def _eager(name: str, backend: str, words: str, **env: str) -> DecodeMode:
     )  # fmt: skip
 
 
-def _graph(
-    name: str, backend: str, words: str, env: Mapping[str, str] = {}, *, compiled: bool = False
-) -> DecodeMode:
-    return DecodeMode(
-        name=name, words=words, kinds=frozenset({"full"}), env=dict(env),
-        arguments={
-            "all2all_backend": backend,
-            "enforce_eager": False,
-            "compilation_config": {
-                "mode": 3 if compiled else 0, "cudagraph_mode": "FULL_DECODE_ONLY"
-            },
-        },
-    )  # fmt: skip
-
-
-def _cpu(name: str, served: str, kind: str, words: str) -> DecodeMode:
+def _served(name: str, served: str, words: str) -> DecodeMode:
+    """A mode that pools run, as the table of modes has it."""
     mode = SERVED[served]
     return DecodeMode(
-        name=name, words=words, kinds=frozenset({kind}), device="cpu", env=dict(mode.env),
-        arguments=dict(mode.vllm_args),
+        name=name, words=words, kinds=frozenset(kind.value for kind in mode.step_kinds),
+        arguments=dict(mode.vllm_args), env=dict(mode.env), device=mode.device.value,
+        alignment=mode.capture_alignment_tokens,
     )  # fmt: skip
 
 
-def _interleaved(name: str, backend: str, words: str) -> DecodeMode:
-    mode = _graph(name, backend, words, V2 | {"VLLM_USE_V2_MODEL_RUNNER": "1"})
-    return dataclasses.replace(
-        mode, kinds=frozenset({"full", "ubatched_full"}), alignment=32,
-        arguments=dict(mode.arguments) | {"enable_dbo": True, "dbo_decode_token_threshold": 32},
-    )  # fmt: skip
+def _compiled(name: str, graph: DecodeMode, words: str) -> DecodeMode:
+    """A graph mode with the model through torch.compile."""
+    compilation = graph.arguments["compilation_config"]
+    assert isinstance(compilation, Mapping)
+    arguments = dict(graph.arguments) | {"compilation_config": dict(compilation) | {"mode": 3}}
+    return dataclasses.replace(graph, name=name, words=words, arguments=arguments)
 
 
-STOCK = {"VLLM_PLUGINS": ""}
-V2 = {"SPLITWAVE_WORST_TOKEN": "v2"}
-LEGACY = {"SPLITWAVE_WORST_TOKEN": "legacy"}
-
+_V2 = _served(
+    "graph_v2", "decode_graph_ht", "one graph a step, worst-token dispatch over DeepEP V2"
+)
 _TABLE = (
     _eager("eager_ht", "deepep_high_throughput", "eager, DeepEP high-throughput"),
     _eager("eager_ag", "allgather_reducescatter", "eager, all-gather and reduce-scatter"),
-    _graph("graph_v2", "deepep_v2", "one graph a step, worst-token dispatch over DeepEP V2", V2),
-    _graph(
-        "graph_legacy", "deepep_high_throughput",
-        "one graph a step, worst-token dispatch over DeepEP's legacy kernels", LEGACY,
+    _V2,
+    _served(
+        "graph_legacy", "decode_graph_ht_legacy",
+        "one graph a step, worst-token dispatch over DeepEP's legacy kernels",
     ),
-    _graph(
-        "graph_v2_compiled", "deepep_v2", "graph_v2 with the model through torch.compile", V2,
-        compiled=True,
+    _compiled("graph_v2_compiled", _V2, "graph_v2 with the model through torch.compile"),
+    dataclasses.replace(
+        _V2, name="stock_v2", words="vLLM's own deepep_v2, without Splitwave's plugin",
+        env={"VLLM_PLUGINS": ""},
     ),
-    _graph("stock_v2", "deepep_v2", "vLLM's own deepep_v2, without Splitwave's plugin", STOCK),
-    _graph("graph_ag", "allgather_reducescatter", "one graph a step, all-gather"),
-    _graph("graph_ll", "deepep_low_latency", "one graph a step, DeepEP low-latency"),
-    _interleaved(
-        "graph_tbo_v2", "deepep_high_throughput",
+    _served("graph_ag", "decode_graph_ag", "one graph a step, all-gather"),
+    _served("graph_ll", "decode_graph_ll", "one graph a step, DeepEP low-latency"),
+    _served(
+        "graph_tbo_v2", "decode_graph_ht_tbo",
         "graph_v2 with two microbatches interleaved in the graph",
     ),
-    _cpu("cpu_eager", "decode_cpu_eager", "eager", "eager on the CPU"),
-    _cpu("cpu_compiled", "decode_cpu_compiled", "compiled", "compiled on the CPU"),
+    _served("cpu_eager", "decode_cpu_eager", "eager on the CPU"),
+    _served("cpu_compiled", "decode_cpu_compiled", "compiled on the CPU"),
 )  # fmt: skip
 
 MODES: Mapping[str, DecodeMode] = {mode.name: mode for mode in _TABLE}

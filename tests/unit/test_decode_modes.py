@@ -10,6 +10,7 @@ from bench.decode_modes.modes import MODES, capture_sizes, engine_arguments, ove
 from bench.decode_modes.rows import Results, Row, fits, seconds_needed, wanted
 from bench.decode_modes.tokens import TokenFile, compare, digest_all, first_difference
 from bench.decode_modes.traffic import JOIN_EVERY, LENGTHS, Walk, batch, prompt
+from splitwave.core.mode import MODES as SERVED
 
 QWEN = SHAPES["qwen3_30b_24l"]
 
@@ -85,7 +86,35 @@ def test_graph_modes_are_told_what_to_capture_and_eager_ones_are_not() -> None:
 def test_vllms_own_mode_runs_without_our_plugin() -> None:
     assert MODES["stock_v2"].env["VLLM_PLUGINS"] == ""
     assert "SPLITWAVE_WORST_TOKEN" not in MODES["stock_v2"].env
-    assert MODES["graph_v2"].env == {"SPLITWAVE_WORST_TOKEN": "v2"}
+    assert MODES["graph_v2"].env["SPLITWAVE_WORST_TOKEN"] == "v2"
+    assert MODES["stock_v2"].arguments == MODES["graph_v2"].arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        ("graph_v2", "decode_graph_ht"),
+        ("graph_legacy", "decode_graph_ht_legacy"),
+        ("graph_ag", "decode_graph_ag"),
+        ("graph_ll", "decode_graph_ll"),
+        ("graph_tbo_v2", "decode_graph_ht_tbo"),
+        ("cpu_eager", "decode_cpu_eager"),
+        ("cpu_compiled", "decode_cpu_compiled"),
+    ],
+)
+def test_what_is_measured_is_what_pools_run(name: str, served: str) -> None:
+    assert MODES[name].arguments == SERVED[served].vllm_args
+    assert MODES[name].env == SERVED[served].env
+    assert MODES[name].kinds == SERVED[served].step_kinds
+
+
+def test_a_compiled_graph_differs_by_the_compilation_alone() -> None:
+    graph, compiled = (
+        engine_arguments(MODES[name], [64]) for name in ("graph_v2", "graph_v2_compiled")
+    )
+
+    assert graph.pop("compilation_config") != compiled.pop("compilation_config")
+    assert graph == compiled
 
 
 def test_a_mode_can_be_changed_from_the_command_line() -> None:
