@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,15 @@ SEEDS = int(os.environ.get("SPLITWAVE_SIM_SEEDS", "200"))
 # The same examples each time, and no verdict on a busy machine's speed.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C even where a shell began this run behind itself, with SIGINT ignored.
+
+    Programs that the tests start and interrupt would inherit that, and Python keeps it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

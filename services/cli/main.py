@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -28,16 +29,30 @@ READ_THEIR_OWN = frozenset({"up", "demo", "router", "prefill", "decode"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code: 0 well, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run one command. Returns its exit code: 0 well, 1 failed, 2 wrong usage, 130 interrupted.
+
+    141 is a shell's code for a command whose reader went away, as in `splitwave waves | head`.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if words and words[0] in READ_THEIR_OWN:
             module_name, _ = COMMANDS[words[0]]
             code: int = importlib.import_module(module_name).main(words[1:])
         else:
-            code = _run(words)
+            code = _run_and_flush(words)
     except KeyboardInterrupt:
         return 130
+    return code
+
+
+def _run_and_flush(words: list[str]) -> int:
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered has no reader either, and Python writes it once more as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return code
 
 

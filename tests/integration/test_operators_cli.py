@@ -102,6 +102,19 @@ def test_a_watched_status_is_drawn_again_until_ctrl_c_which_ends_it_well(stack: 
         assert watching.wait(10.0) == 0
 
 
+def test_a_watched_status_ends_quietly_when_its_reader_goes_away(stack: LiveStack) -> None:
+    words = ("status", "--router", stack.address("http"), "--watch", "0.05")
+    with subprocess.Popen(
+        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        watching.stdout.readline()
+        watching.stdout.close()
+        assert watching.stderr.read() == b""
+        assert watching.wait(10.0) == 141
+
+
 def test_chat_answers_a_piped_message_and_a_given_one_alike(stack: LiveStack) -> None:
     flags = ("--address", stack.address("http"), "--max-tokens", "8")
     given = splitwave("chat", "What is it?", *flags)
