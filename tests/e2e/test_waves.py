@@ -12,7 +12,7 @@ CHECKS_LIMIT_S = 280
 """All checks together take a minute on two cores that others use too."""
 STEP_S = 0.25
 """More than a step of these groups takes, with a pull before it, on a busy machine."""
-VOTE_INTERVAL = 16
+VOTE_INTERVAL = 4
 """Steps between two votes of vLLM's ranks."""
 
 pytestmark = pytest.mark.timeout(CHECKS_LIMIT_S + 30)
