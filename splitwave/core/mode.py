@@ -171,23 +171,56 @@ def _graph(
     )
 
 
-_TABLE = (
-    Mode(
-        name="prefill_eager_ht",
+def _prefill(
+    name: str,
+    summary: str,
+    kinds: frozenset[StepKind],
+    arguments: Mapping[str, object] = MappingProxyType({}),
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> Mode:
+    """Describe an eager prefill mode over DeepEP's high-throughput kernels."""
+    return Mode(
+        name=name,
         role="prefill",
         device=Device.GPU,
-        summary="eager steps, DeepEP high-throughput all-to-all",
-        step_kinds=frozenset({StepKind.EAGER, StepKind.EAGER_UBATCHED}),
+        summary=summary,
+        step_kinds=kinds,
         vllm_args=MappingProxyType(
             {
                 "all2all_backend": "deepep_high_throughput",
                 "async_scheduling": True,
                 "enforce_eager": True,
+                **arguments,
             }
         ),
+        # With microbatches vLLM would fall back to its first model runner; one for both.
+        env=MappingProxyType({"VLLM_USE_V2_MODEL_RUNNER": "1", **env}),
         needs=(GPU_BUILD, GPU_PER_RANK, NVLINK, DEEP_EP),
         excludes=_NEVER,
         expert_parallel=True,
+    )
+
+
+_TABLE = (
+    _prefill(
+        "prefill_eager_ht",
+        "eager steps, DeepEP high-throughput all-to-all",
+        frozenset({StepKind.EAGER}),
+    ),
+    _prefill(
+        "prefill_eager_ht_dbo",
+        "prefill_eager_ht with large steps as two microbatches, a request split over both",
+        frozenset({StepKind.EAGER_UBATCHED, StepKind.EAGER}),
+        {
+            "enable_dbo": True,
+            # Of the rank with the fewest tokens: below it every rank runs its step whole.
+            "dbo_prefill_token_threshold": 512,
+        },
+        {
+            "SPLITWAVE_HANDOVERS": "1",
+            # Multiprocessors for dispatch and combine; vLLM takes 20 at most.
+            "VLLM_DBO_COMM_SMS": "20",
+        },
     ),
     _graph(
         "decode_graph_ht",

@@ -148,8 +148,8 @@ def _microbatches_are_named(mode: Mode, asked: Combination) -> Says:
     if asked.microbatches and not mode.step_kinds & UBATCHED:
         fix = "switch enable_dbo off, or choose a mode with microbatches"
         yield "enable_dbo", f"is on; mode {mode.name} names no step of two microbatches", fix
-    if not asked.microbatches and StepKind.UBATCHED_FULL in mode.step_kinds:
-        yield "enable_dbo", f"is off; mode {mode.name} captures two microbatches", "switch it on"
+    if not asked.microbatches and mode.step_kinds & UBATCHED:
+        yield "enable_dbo", f"is off; mode {mode.name} runs two microbatches", "switch it on"
 
 
 def _grid_is_there(mode: Mode, asked: Combination) -> Says:

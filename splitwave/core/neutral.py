@@ -77,6 +77,7 @@ NEUTRAL: Mapping[str, str] = {
     "env.VLLM_USAGE_STATS_SERVER": _REPORTING,
     "env.VLLM_CONFIGURE_LOGGING": _REPORTING,
     "env.VLLM_LOGGING_*": _REPORTING,
+    "env.VLLM_WORKER_MULTIPROC_METHOD": "how processes begin; what they run is in them",
     "env.VLLM_ENGINE_READY_TIMEOUT_S": "how long a client waits for a start",
     "env.SPLITWAVE_WAVE_EPOCH": "an id: the epoch of the group",
     "env.SPLITWAVE_RESTARTS": "how often this worker has started over",

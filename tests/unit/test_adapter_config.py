@@ -7,7 +7,7 @@ from typing import Any  # JSON and a test's keywords
 
 import pytest
 
-from splitwave.core.mode import MODES, lookup
+from splitwave.core.mode import MODES, Mode, lookup
 from splitwave.engine.port import Role
 from splitwave.engine.vllm.check import check
 from splitwave.engine.vllm.config import (
@@ -100,6 +100,16 @@ def test_settings_that_fit_give_their_mode(model: Path) -> None:
             "rule grid_is_dense",
         ),
         ("capture_sizes", {"mode": "decode_graph_ag", "capture_sizes": "8, x"}, "write whole"),
+        ("devices", {"devices": "0 1"}, "is for GPUs"),
+        ("gpu_memory_share", {"gpu_memory_share": 0.5}, "is for GPUs"),
+        ("devices", {"mode": "decode_graph_ag", "devices": "0 x"}, "write whole numbers"),
+        ("devices", {"mode": "decode_graph_ag", "devices": "0 0"}, "write each once"),
+        ("devices", {"mode": "decode_graph_ag", "devices": "0"}, "the group needs 2"),
+        (
+            "gpu_memory_share",
+            {"mode": "decode_graph_ag", "gpu_memory_share": 1.5},
+            "to 1 at most",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_field_and_fix(
@@ -222,7 +232,10 @@ def test_prefill_has_no_guard_and_serves_by_priority(model: Path) -> None:
 
 
 def test_a_failed_pull_never_becomes_a_prefill(model: Path) -> None:
-    assert transfer_arguments(settings(model))["kv_load_failure_policy"] == "fail"
+    assert (
+        transfer_arguments(settings(model), lookup("decode_cpu_eager"))["kv_load_failure_policy"]
+        == "fail"
+    )
 
 
 def test_engine_processes_get_the_modes_environment_and_their_ports(model: Path) -> None:
@@ -231,3 +244,34 @@ def test_engine_processes_get_the_modes_environment_and_their_ports(model: Path)
     assert found["SPLITWAVE_FORK"] == "1"
     assert found["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5900"
     assert found["OMP_NUM_THREADS"] == "1"
+
+
+GPU = {"mode": "decode_graph_ag", "devices": "2 3", "gpu_memory_share": 0.4}
+
+
+def test_groups_share_gpus_by_device_and_by_memory(model: Path) -> None:
+    shared, mode = settings(model, **GPU), lookup("decode_graph_ag")
+
+    assert check(shared, {}) is mode
+    assert environment(shared, mode)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert engine_arguments(shared, mode)["gpu_memory_utilization"] == 0.4
+    assert "CUDA_VISIBLE_DEVICES" not in environment(settings(model), mode), "all that are visible"
+    assert "gpu_memory_utilization" not in engine_arguments(settings(model), mode), "vLLM's share"
+
+
+def test_kv_goes_from_cache_to_cache(model: Path) -> None:
+    for name, device in (("decode_graph_ag", "cuda"), ("decode_cpu_eager", "cpu")):
+        found = transfer_arguments(settings(model), lookup(name))
+
+        assert found["kv_buffer_device"] == device
+
+
+@pytest.mark.parametrize("mode", [m for m in MODES.values() if m.device == "gpu"])
+def test_a_rank_on_a_gpu_is_one_process_unless_it_is_split_itself(mode: Mode, model: Path) -> None:
+    role = Role(mode.role)
+
+    one = engine_arguments(settings(model, mode=mode.name, role=role), mode)
+    several = engine_arguments(settings(model, mode=mode.name, role=role, tensor_parallel=3), mode)
+
+    assert one["distributed_executor_backend"] == "uni"
+    assert "distributed_executor_backend" not in several

@@ -82,6 +82,12 @@ FORBIDDEN: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("decode_graph_ht", {"microbatches": True}, "microbatches_are_named", "switch enable_dbo off"),
     ("decode_graph_ht_tbo", {"microbatches": False}, "microbatches_are_named", "switch it on"),
+    ("prefill_eager_ht", {"microbatches": True}, "microbatches_are_named", "switch enable_dbo off"),
+    ("prefill_eager_ht_dbo", {"microbatches": False}, "microbatches_are_named", "switch it on"),
+    (
+        "prefill_eager_ht_dbo", {"arguments": {"dbo_prefill_token_threshold": 64}},
+        "arguments_are_the_modes", "nothing but the mode sets it",
+    ),
     ("decode_graph_ag", {"capture_grid": ()}, "grid_is_there", "name some"),
     ("decode_cpu_compiled", {"capture_grid": ()}, "grid_is_there", "name some"),
     ("decode_graph_ag", {"capture_grid": (16, 8, 64)}, "grid_ascends", "ascending"),

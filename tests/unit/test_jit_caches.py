@@ -48,6 +48,19 @@ def test_a_folder_that_is_set_is_the_root_and_is_not_parted_twice(
     assert environ[MARK] == "1"
 
 
+def test_groups_of_two_roles_on_one_host_compile_into_different_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    named(monkeypatch, "EngineCore_DP0")
+    found = []
+    for mode in ("prefill_eager_ht", "decode_graph_ht"):
+        environ = {"XDG_CACHE_HOME": str(tmp_path), "SPLITWAVE_MODE": mode}
+        separate(environ)
+        found.append(Path(environ["EP_JIT_CACHE_DIR"]).name)
+
+    assert found == ["prefill-rank0", "decode-rank0"]
+
+
 def test_a_process_of_no_rank_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, "MainProcess")
     environ: dict[str, str] = {}

@@ -19,7 +19,8 @@ from splitwave.core.mode import (
 from splitwave.engine.vllm.worst_token.gate import BACKENDS
 
 DESIGNED = {
-    "prefill_eager_ht": {StepKind.EAGER, StepKind.EAGER_UBATCHED},
+    "prefill_eager_ht": {StepKind.EAGER},
+    "prefill_eager_ht_dbo": {StepKind.EAGER_UBATCHED, StepKind.EAGER},
     "decode_graph_ht": {StepKind.FULL},
     "decode_graph_ht_legacy": {StepKind.FULL},
     "decode_graph_ht_tbo": {StepKind.UBATCHED_FULL, StepKind.FULL},
@@ -76,6 +77,21 @@ def test_a_worst_token_mode_names_its_transport_and_the_backend_that_the_gate_wa
     assert row.env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     assert row.vllm_args["all2all_backend"] == BACKENDS[transport, microbatched]
     assert row.vllm_args.get("enable_dbo", False) is microbatched
+
+
+def test_prefill_with_microbatches_is_prefill_without_and_what_splits_its_steps() -> None:
+    whole, split = lookup("prefill_eager_ht"), lookup("prefill_eager_ht_dbo")
+
+    assert dict(split.vllm_args) == dict(whole.vllm_args) | {
+        "enable_dbo": True,
+        "dbo_prefill_token_threshold": 512,
+    }
+    assert dict(split.env) == dict(whole.env) | {
+        "SPLITWAVE_HANDOVERS": "1",
+        "VLLM_DBO_COMM_SMS": "20",
+    }
+    assert whole.env["VLLM_USE_V2_MODEL_RUNNER"] == "1", "both on the same runner"
+    assert split.needs == whole.needs
 
 
 @pytest.mark.parametrize("mode", [m for m in MODES.values() if m.role == "decode"])

@@ -13,6 +13,7 @@ from splitwave.engine.vllm.config import (
     VllmGroupSettings,
     block_bytes,
     blocks_for,
+    device_numbers,
     kv_cache_bytes,
     read_shape,
 )
@@ -42,6 +43,8 @@ def check(settings: VllmGroupSettings, environ: Mapping[str, str]) -> Mode:
     _check_ports(settings)
     if mode.device is Device.CPU:
         _check_cpu(settings)
+    else:
+        _check_gpu(settings)
     compiled = StepKind.COMPILED in mode.step_kinds
     for name, harm in (FORBIDDEN_ENV | (FORBIDDEN_ENV_COMPILED if compiled else {})).items():
         if environ.get(name):
@@ -133,6 +136,22 @@ def _check_cpu(settings: VllmGroupSettings) -> None:
         raise SettingsError(
             "tensor_parallel", "CPU modes run one process a rank; use 1 and scale with ranks"
         )
+
+    for name in ("devices", "gpu_memory_share"):
+        if getattr(settings, name):
+            raise SettingsError(name, f"is for GPUs; mode {settings.mode} runs on the CPU")
+
+
+def _check_gpu(settings: VllmGroupSettings) -> None:
+    """Check which devices a group takes, and how much of them."""
+    numbers, needed = device_numbers(settings), settings.ranks * settings.tensor_parallel
+    if len(set(numbers)) != len(numbers):
+        raise SettingsError("devices", f"are {settings.devices!r}; write each once")
+    if numbers and len(numbers) != needed:
+        raise SettingsError("devices", f"are {len(numbers)}; the group needs {needed}, one a rank")
+    share = settings.gpu_memory_share
+    if share is not None and not 0.0 < share <= 1.0:
+        raise SettingsError("gpu_memory_share", f"is {share:g}; set it above 0, and to 1 at most")
 
 
 def check_resolved(

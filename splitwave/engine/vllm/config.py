@@ -57,6 +57,12 @@ class VllmGroupSettings:
     kv_cache_bytes: int | None = None
     """KV cache of one rank. None: room for a quarter of the seats at full length, 64 MiB at least;
     on GPUs what vLLM finds free."""
+    gpu_memory_share: float | None = None
+    """GPU modes: share of each device's memory that a rank takes, weights included; None: vLLM's
+    0.92. Groups that share devices need shares that leave room for each other."""
+    devices: str = ""
+    """GPU modes: numbers of the devices that this group may use, spaces between, such as `0 1`;
+    rank n takes the n-th, or the n-th `tensor_parallel` of them. Empty: all that are visible."""
     blocks_override: int | None = None
     """Exact number of KV blocks of one rank, to force scarcity."""
     seats_max: int = 16
@@ -168,7 +174,16 @@ def batch_grid(settings: VllmGroupSettings, mode: Mode) -> tuple[int, ...]:
     return mode.dense_grid(settings.seats_max)
 
 
-def transfer_arguments(settings: VllmGroupSettings) -> dict[str, object]:
+def device_numbers(settings: VllmGroupSettings) -> tuple[int, ...]:
+    """The devices that the group may use; empty if all that are visible."""
+    words = settings.devices.replace(",", " ").strip("[] ").split()
+    if not all(word.isdecimal() for word in words):
+        problem = f"are {settings.devices!r}; write whole numbers with spaces between, such as 0 1"
+        raise SettingsError("devices", problem)
+    return tuple(int(word) for word in words)
+
+
+def transfer_arguments(settings: VllmGroupSettings, mode: Mode) -> dict[str, object]:
     """Return the fields of vLLM's KVTransferConfig."""
     prefill = settings.role is Role.PREFILL
     return {
@@ -177,6 +192,8 @@ def transfer_arguments(settings: VllmGroupSettings) -> dict[str, object]:
         "kv_role": "kv_producer" if prefill else "kv_consumer",
         # A decode engine must never compute a prompt because a pull failed.
         "kv_load_failure_policy": "fail",
+        # KV goes from cache to cache, past the host where they are on GPUs.
+        "kv_buffer_device": "cuda" if mode.device is Device.GPU else "cpu",
         "kv_connector_extra_config": {"kv_lease_duration": settings.lease_ttl_s},
     }
 
@@ -205,6 +222,11 @@ def engine_arguments(settings: VllmGroupSettings, mode: Mode) -> dict[str, objec
         arguments["kv_cache_memory_bytes"] = kv_cache_bytes(
             settings, read_shape(settings.model_path)
         )
+    if mode.device is Device.GPU and settings.tensor_parallel == 1:
+        # A rank is one process, which counts its steps, and ends with its own exit code.
+        arguments["distributed_executor_backend"] = "uni"
+    if settings.gpu_memory_share is not None:
+        arguments["gpu_memory_utilization"] = settings.gpu_memory_share
     if settings.data_parallel_rpc_port is not None:
         arguments["data_parallel_rpc_port"] = settings.data_parallel_rpc_port
     if settings.role is Role.PREFILL:
@@ -226,10 +248,9 @@ def engine_arguments(settings: VllmGroupSettings, mode: Mode) -> dict[str, objec
 def environment(settings: VllmGroupSettings, mode: Mode) -> dict[str, str]:
     """Return the variables that engine processes are started with."""
     threads = str(settings.threads_per_rank)
-    tuned = {} if mode.device is Device.CPU else {TUNED_FOLDER: str(TUNED)}
     return (
         dict(mode.env)
-        | tuned
+        | ({} if mode.device is Device.CPU else _gpu_environment(settings))
         | {
             MODE: mode.name,
             "OMP_NUM_THREADS": threads,
@@ -240,3 +261,10 @@ def environment(settings: VllmGroupSettings, mode: Mode) -> dict[str, str]:
             "HF_HUB_OFFLINE": "1",
         }
     )
+
+
+def _gpu_environment(settings: VllmGroupSettings) -> dict[str, str]:
+    variables = {TUNED_FOLDER: str(TUNED)}
+    if numbers := device_numbers(settings):
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, numbers))
+    return variables

@@ -1,4 +1,4 @@
-"""Where kernels that are compiled at run time are kept: a folder a rank.
+"""Where kernels that are compiled at run time are kept: a folder a role and rank.
 
 Ranks that start on a fresh machine compile the same kernels at the same moment. In one folder they
 disturb each other (DeepEP refuses a folder that it finds half written), or wait for one another
@@ -10,6 +10,8 @@ import os
 import re
 from collections.abc import MutableMapping
 from pathlib import Path
+
+from splitwave.engine.vllm.switches import MODE
 
 FOLDERS = {
     "TRITON_CACHE_DIR": "triton",
@@ -36,9 +38,11 @@ def separate(environ: MutableMapping[str, str] = os.environ) -> None:
     rank = rank_of(multiprocessing.current_process().name)
     if rank is None or environ.get(MARK):
         return
+    mode = environ.get(MODE, "")
+    role = f"{mode.partition('_')[0]}-" if mode else ""
     root = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "splitwave" / "jit"
     for variable, folder in FOLDERS.items():
-        own = Path(environ.get(variable) or root / folder) / f"rank{rank}"
+        own = Path(environ.get(variable) or root / folder) / f"{role}rank{rank}"
         own.mkdir(parents=True, exist_ok=True)
         environ[variable] = str(own)
     environ[MARK] = str(rank)

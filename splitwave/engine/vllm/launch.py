@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any  # vLLM's configuration and client are unt
 
 from splitwave.core.mode import CPU_BUILD, GPU_BUILD, Device, Mode, missing_needs
 from splitwave.engine.port import EngineDied
+from splitwave.engine.vllm import forking
 from splitwave.engine.vllm.check import check_resolved
 from splitwave.engine.vllm.config import (
     SettingsError,
@@ -57,7 +58,7 @@ def build_config(settings: VllmGroupSettings, mode: Mode) -> Any:
     try:
         arguments = AsyncEngineArgs(
             **engine_arguments(settings, mode),
-            kv_transfer_config=KVTransferConfig(**transfer_arguments(settings)),
+            kv_transfer_config=KVTransferConfig(**transfer_arguments(settings, mode)),
         )
         config = arguments.create_engine_config()
     except (ValueError, NotImplementedError, OSError, VLLMError) as error:
@@ -120,6 +121,7 @@ class Processes:
 
         Blocks for the forks alone, some milliseconds each.
         """
+        from vllm.platforms import current_platform
         from vllm.v1.engine.utils import (
             EngineZmqAddresses,
             get_engine_zmq_bind_addresses,
@@ -128,6 +130,8 @@ class Processes:
         from vllm.v1.executor import Executor
 
         os.environ[WEDGE_DIR] = str(self.logs.wedge_dir)  # For engines started from here.
+        if not current_platform.is_cpu():
+            os.environ[forking.METHOD] = forking.start_method()
         bind = get_engine_zmq_bind_addresses(self._vllm_config)
         addresses = EngineZmqAddresses(inputs=bind.inputs, outputs=bind.outputs)
         self._starting = launch_core_engines(

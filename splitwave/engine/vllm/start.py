@@ -11,7 +11,7 @@ from typing import Any  # vLLM's configuration and client are untyped here
 
 from splitwave.core.mode import Mode
 from splitwave.engine.port import EngineDied, GroupDescription, Role
-from splitwave.engine.vllm import outputs
+from splitwave.engine.vllm import forking, outputs
 from splitwave.engine.vllm.adapter import VllmEngine
 from splitwave.engine.vllm.check import check
 from splitwave.engine.vllm.combination import resolved_grid
@@ -85,6 +85,8 @@ def preload() -> None:
     if current_platform.is_cpu():
         for name in PRELOADED_ON_CPU:
             importlib.import_module(name)
+    else:
+        forking.look()  # The caller forks: a child could no longer see it.
 
 
 async def start_group(
