@@ -85,8 +85,21 @@ def preload() -> None:
     if current_platform.is_cpu():
         for name in PRELOADED_ON_CPU:
             importlib.import_module(name)
+        know_models()
     else:
         forking.look()  # The caller forks: a child could no longer see it.
+
+
+def know_models() -> None:
+    """Give vLLM the classes of models that are imported already.
+
+    For those that it only knows by name it imports itself anew in a process, to ask them what they
+    can do: ten CPU seconds, the first time on a machine. It does so for CUDA's sake.
+    """
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.model_executor.models.mixtral import MixtralForCausalLM
+
+    ModelRegistry.register_model(MixtralForCausalLM.__name__, MixtralForCausalLM)
 
 
 async def start_group(

@@ -1,0 +1,26 @@
+"""What vLLM need not ask a process of its own."""
+
+from pathlib import Path
+
+import pytest
+import vllm.model_executor.models.mixtral  # noqa: F401  # here, since it takes longer than a test may
+from vllm.model_executor.models import ModelRegistry, registry
+
+from splitwave.engine.vllm.start import know_models
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
+
+
+def test_no_process_imports_vllm_anew_to_ask_what_an_imported_model_can_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(
+        "VLLM_CACHE_ROOT", str(tmp_path)
+    )  # What an earlier process said is not here.
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda ask: pytest.fail("asked anew"))
+
+    know_models()
+
+    assert ModelRegistry.models["MixtralForCausalLM"].inspect_model_cls().supports_pp
+    with pytest.raises(pytest.fail.Exception, match="asked anew"):
+        ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()
