@@ -1,17 +1,21 @@
 """Work outside the envelope, sent to the front that real groups have: refused for what is wrong."""
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any  # a rig and an engine that are none
 
 import pytest
 
+from splitwave.certify.battery import limits
 from splitwave.certify.battery.bench import Bench
-from splitwave.certify.battery.cases import Case, Generated
 from splitwave.certify.battery.drive import Flight
 from splitwave.certify.battery.limits import OverEnvelope, reasons_of
+from splitwave.certify.battery.verdict import CheckBroken
+from splitwave.core.generation import FinishReason
 from splitwave.engine.port import EngineRequest, GroupDescription, Held, RequestOutput, Role
+from splitwave.engine.vllm.probe.breaks import Break
 from splitwave.engine.vllm.probe.client import Probe, Step
 from splitwave.engine.vllm.requests import Preparation, RefusedRequest
 from tests.unit.test_certify_campaign import envelope, subject
@@ -46,14 +50,49 @@ class Target:
         self.probe = Probe(engine)
         self.steps = 0
         self.took: list[int] = []
-        vars(self.probe)["steps"] = self._log  # There is no process to ask.
+        self.blocks_used = 0
+        self.at_once: list[int] = []
+        """Sizes of the crowds that came."""
+        self.given_up: list[str] = []
+        self.loses = 0
+        """Requests that come next and of which nobody hears."""
+        self.mended = 0
+        self.gives = 0
+        """Tokens by which a crowd's requests end early."""
+        for name in ("steps", "start_break", "end_break"):  # There is no process to ask.
+            vars(self.probe)[name] = getattr(self, f"_{name}")
 
     @property
     def prepares(self) -> Any:
         return vars(self.engine)["_prepare"]
 
-    async def _log(self, rank: int, since: int = 0) -> list[Step]:
+    async def _steps(self, rank: int, since: int = 0) -> list[Step]:
         return [Step(1, 2, 0.1, 0.0)]
+
+    async def _start_break(self, what: Break, rank: int, argument: float) -> None:
+        assert (what, rank) == (Break.LOSE_REQUEST, 1)
+        self.loses = 1
+
+    async def _end_break(self, what: Break, rank: int) -> None:
+        self.mended += 1
+
+    async def start(self, *requests: EngineRequest) -> list[Flight]:
+        self.at_once.append(len(requests))
+        flights = [Flight() for _ in requests]
+        lost, self.loses = self.loses, 0
+        for request, flight in list(zip(requests, flights, strict=True))[lost:]:
+            ids = [5] * (request.sampling.max_tokens - self.gives)
+            flight.outputs.append(
+                RequestOutput(engine_request_id="x", token_ids=ids, finish=FinishReason.LENGTH)
+            )
+            flight.ended.set()
+        return flights
+
+    async def counters(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(blocks_used=self.blocks_used) for _ in range(2)]
+
+    async def abort(self, names: Sequence[str]) -> None:
+        self.given_up += names
 
     async def last_step(self, rank: int) -> int:
         return self.steps
@@ -81,12 +120,14 @@ def bench(role: Role) -> tuple[Bench, Target, list[str]]:
     async def release(names: Sequence[str]) -> None:
         released.extend(names)
 
-    async def generate(case: Case, rank: int) -> Generated:
-        return Generated(tuple(range(case.new_tokens)), ())
-
+    numbers = itertools.count()
+    prefill = SimpleNamespace(
+        engine=SimpleNamespace(release=release),
+        description=SimpleNamespace(ranks=1, blocks_per_rank=128),
+    )
     rig: Any = SimpleNamespace(
-        role=role, target=target, hold=hold, ranks=lambda: range(2), name=lambda word: f"{word}/1",
-        generate=generate, prefill=SimpleNamespace(engine=SimpleNamespace(release=release)),
+        role=role, target=target, hold=hold, ranks=lambda: range(2), prefill=prefill,
+        name=lambda word: f"{word}/{next(numbers)}",
     )  # fmt: skip
     of = subject(role.value, envelope(60, 64, 60))
     return Bench(subject=of, scale=SCALE, rig=rig), target, released
@@ -114,9 +155,50 @@ async def test_a_front_that_cuts_a_long_prompt_is_noticed_and_mended(
     verdict = check.judge(await check.observe_broken(on), on.subject, SCALE)
 
     assert target.took == [cut_to]
-    assert len(released) == (3 if role is Role.DECODE else 0)
+    assert len(released) == (3 + 1 if role is Role.DECODE else 0), "and of the crowd the lost one"
     assert all(verdict.shows(code) for code in check.shows)
     assert target.prepares is before
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_one_of_a_crowd_that_is_lost_is_noticed_and_let_go(role: Role) -> None:
+    on, target, released = bench(role)
+    check = OverEnvelope()
+
+    verdict = check.judge(await check.observe_broken(on), on.subject, SCALE)
+
+    assert verdict.figures["lost"] == len(target.given_up) == 1
+    assert verdict.shows("lost")
+    assert (target.given_up[0] in released) is (role is Role.DECODE)
+    assert target.mended == 1
+
+
+async def test_a_crowd_comes_at_once_as_far_as_prefill_can_hold_it() -> None:
+    on, target, _ = bench(Role.DECODE)
+
+    seen = await OverEnvelope().observe(on)
+
+    assert (seen["crowd"], seen["served"]) == (256, 256)
+    assert target.at_once == [64] * 4
+
+
+async def test_requests_of_a_crowd_that_end_early_are_not_served() -> None:
+    on, target, _ = bench(Role.PREFILL)
+    target.gives = 1
+
+    verdict = OverEnvelope().judge(await OverEnvelope().observe(on), on.subject, SCALE)
+
+    assert [problem.code for problem in verdict.problems] == ["lost"]
+    assert target.given_up == []
+
+
+async def test_a_crowd_that_engines_work_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ANSWER_TIMEOUT_S", 1.0)
+    on, target, _ = bench(Role.PREFILL)
+    target.blocks_used, target.loses = 3, 1
+
+    with pytest.raises(CheckBroken, match="1 requests of a crowd"):
+        await OverEnvelope().observe(on)
 
 
 async def test_a_front_is_mended_though_the_control_breaks_off() -> None:

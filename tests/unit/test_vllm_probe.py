@@ -30,6 +30,9 @@ class Scheduler:
         chosen = self.running[: self.max_num_scheduled_tokens]
         return SimpleNamespace(total_num_scheduled_tokens=len(chosen), chosen=chosen)
 
+    def add_request(self, request: Any) -> None:
+        self.running.append(request)
+
     def _free_blocks(self, request: Any) -> None:
         self.freed.append(request.request_id)
 
@@ -74,6 +77,21 @@ def test_one_request_with_blocks_is_kept_until_the_leak_is_mended() -> None:
     probe.end_break(Break.LEAK_BLOCKS)
     assert scheduler.freed == ["empty", "freed", "kept"]
     assert "_free_blocks" not in vars(scheduler)
+
+
+@pytest.mark.parametrize("comes", [0, 3])
+def test_one_request_is_lost_and_those_behind_it_are_not(comes: int) -> None:
+    scheduler = Scheduler(0)
+    probe = CoreProbe(SimpleNamespace(scheduler=scheduler))
+    probe.start_break(Break.LOSE_REQUEST, 0.0)
+
+    for number in range(comes):
+        scheduler.add_request(number)
+    probe.end_break(Break.LOSE_REQUEST)
+    scheduler.add_request("later")
+
+    assert scheduler.running == [*range(1, comes), "later"]
+    assert "add_request" not in vars(scheduler)
 
 
 class Core:

@@ -87,20 +87,27 @@ class Group:
         await self.engine.submit(requests)
         return [self.flights[request.engine_request_id] for request in requests]
 
-    async def until(self, event: asyncio.Event, what: str) -> None:
-        """Wait for an event of a flight; CheckBroken if the group dies or takes far too long."""
+    async def until(self, event: asyncio.Event, name: str) -> None:
+        """Wait for an event of a request's flight; CheckBroken if the group dies or falls silent.
+
+        A long output takes as long as it takes, as long as it grows.
+        """
+        flight = self.flights.get(name)
         waiting = asyncio.create_task(event.wait())
         try:
-            await asyncio.wait(
-                {waiting, self._reading},
-                timeout=ANSWER_TIMEOUT_S,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if waiting.done():
-                return
-            if self._reading.done():
-                raise CheckBroken(f"{what}: {self.last_words()}")
-            raise CheckBroken(f"{what}: nothing for {ANSWER_TIMEOUT_S:g} s")
+            while not waiting.done():
+                outputs = len(flight.outputs) if flight else 0
+                await asyncio.wait(
+                    {waiting, self._reading},
+                    timeout=ANSWER_TIMEOUT_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if waiting.done():
+                    return
+                if self._reading.done():
+                    raise CheckBroken(f"{name}: {self.last_words()}")
+                if flight is None or len(flight.outputs) == outputs:
+                    raise CheckBroken(f"{name}: nothing for {ANSWER_TIMEOUT_S:g} s")
         finally:
             waiting.cancel()
 

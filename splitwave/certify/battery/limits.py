@@ -1,11 +1,14 @@
 """Work outside the envelope is refused by name, and no step runs for it."""
 
 import asyncio
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any  # changes of a request
 
 from splitwave.certify.battery.bench import Bench, Subject
-from splitwave.certify.battery.cases import cases, prompt
+from splitwave.certify.battery.cases import Case, cases, prompt
+from splitwave.certify.battery.drive import ANSWER_TIMEOUT_S, Flight, Group
 from splitwave.certify.battery.rig import Rig, decode_request
 from splitwave.certify.battery.scale import Scale
 from splitwave.certify.battery.verdict import CheckBroken, Observed, Verdict
@@ -14,10 +17,18 @@ from splitwave.core.evidence import Check as CheckName
 from splitwave.core.generation import Sampling, first_token_is_kept
 from splitwave.core.worker import Role
 from splitwave.engine.port import EngineRequest, GroupDescription
+from splitwave.engine.vllm.probe.breaks import Break
 
 CROWD = 2
 """Requests at once, in seats of a rank."""
 CROWD_TOKENS = 6
+HELD_SHARE = 0.5
+"""Of prefill's blocks, a block a request of the crowd: who waits for decode is held there."""
+LOOK_S = 0.05
+IDLE_LOOKS = 4
+"""Looks in a row at which the engines use no block and nobody has ended since the one before: a
+request that has not ended is not theirs any more. One that waits is given blocks by the next step,
+and an answer to a look says that there was one."""
 
 
 GOOD_TOKENS = 8
@@ -44,10 +55,10 @@ class OverEnvelope:
 
     name = CheckName.OVER_ENVELOPE
     broken = (
-        "a prompt that is too long is cut and runs; and the envelope ends one token below the "
-        "widest step that the engines run"
+        "a prompt that is too long is cut and runs; the envelope ends one token below the widest "
+        "step that the engines run; and one of those who wait is lost"
     )
-    shows = ("let_in", "computed", "crowd")
+    shows = ("let_in", "computed", "crowd", "lost")
 
     async def observe(self, bench: Bench) -> Observed:
         """Requests that must not run, then more requests than seats."""
@@ -58,11 +69,12 @@ class OverEnvelope:
         }
 
     async def observe_broken(self, bench: Bench) -> Observed:
-        """A front that cuts prompts, and the same engines under a narrower envelope."""
+        """A front that cuts prompts, engines that lose a request, and a narrower envelope."""
         keeps_first = bench.rig.role is Role.DECODE and first_token_is_kept(GOOD)
         with bench.rig.target.probe.clipping(GOOD_TOKENS + keeps_first):
             bad = await self._bad(bench)
-        crowd = await self._crowd(bench)
+        async with bench.broken(Break.LOSE_REQUEST, bench.rig.ranks()[-1]):
+            crowd = await self._crowd(bench)
         return {**bad, "cap_tokens": crowd["largest_step_tokens"] - 1, **crowd}
 
     async def _bad(self, bench: Bench) -> Observed:
@@ -90,12 +102,15 @@ class OverEnvelope:
         rig, ranks = bench.rig, bench.rig.ranks()
         count = CROWD * bench.subject.envelope.seats_max * len(ranks)
         marks = [await rig.target.last_step(rank) for rank in ranks]
-        asked = cases([2] * count, CROWD_TOKENS, bench.scale.seed)
-        given = await bench.all_at_once(asked)
+        crowd = await _started(rig, cases([2] * count, CROWD_TOKENS, bench.scale.seed))
+        await _ended_or_lost(rig.target, [flight for _, flight in crowd])
         logs = await asyncio.gather(*(rig.target.probe.steps(rank, marks[rank]) for rank in ranks))
+        await _give_up(
+            rig, [x.engine_request_id for x, flight in crowd if not flight.ended.is_set()]
+        )
         return {
             "crowd": count,
-            "served": sum(len(found.token_ids) == CROWD_TOKENS for found in given),
+            "served": sum(_is_served(*each) for each in crowd),
             "largest_step_tokens": max(step.tokens for log in logs for step in log),
         }
 
@@ -121,7 +136,9 @@ class OverEnvelope:
         verdict.require(not seen["steps_for_refused"], "computed", words)
         words = f"a step had {seen['largest_step_tokens']} tokens, certified are {cap}"
         verdict.require(seen["largest_step_tokens"] <= cap, "crowd", words)
-        words = f"{seen['crowd'] - seen['served']} of {seen['crowd']} waiting requests were lost"
+        lost = seen["crowd"] - seen["served"]
+        verdict.note(lost=lost)
+        words = f"{lost} of {seen['crowd']} waiting requests were lost"
         verdict.require(seen["served"] == seen["crowd"], "lost", words)
         return verdict
 
@@ -132,16 +149,81 @@ def _cap_tokens(subject: Subject) -> int:
     return envelope.seats_max if subject.mode.role == "decode" else envelope.step_max_tokens
 
 
+async def _started(rig: Rig, crowd: Sequence[Case]) -> list[tuple[EngineRequest, Flight]]:
+    """Give the group under test a crowd, as much of it at once as prefill can hold."""
+    ranks, started = len(rig.ranks()), list[tuple[EngineRequest, Flight]]()
+    held, part = rig.prefill.description, len(crowd)
+    if rig.role is Role.DECODE:
+        part = max(1, int(HELD_SHARE * held.blocks_per_rank * held.ranks))
+    for begin in range(0, len(crowd), part):
+        requests = await asyncio.gather(
+            *(
+                _crowded(rig, case, place % ranks)
+                for place, case in enumerate(crowd[begin : begin + part], begin)
+            )
+        )
+        started += zip(requests, await rig.target.start(*requests), strict=True)
+    return started
+
+
+async def _crowded(rig: Rig, case: Case, rank: int) -> EngineRequest:
+    """One request of the crowd; a decode group's is prefilled, and held for it."""
+    name = rig.name("crowd")
+    if rig.role is Role.PREFILL:
+        return EngineRequest(
+            engine_request_id=name, rank=rank, token_ids=case.token_ids, sampling=case.sampling
+        )
+    first = await rig.hold(
+        name, case.token_ids, case.sampling, rank % rig.prefill.description.ranks
+    )
+    return replace(_behind(name, case.token_ids, case.sampling, first), rank=rank)
+
+
+async def _ended_or_lost(group: Group, flights: Sequence[Flight]) -> None:
+    """Return once all have ended, or the engines have nothing more to do for those that have not.
+
+    CheckBroken if the engines go on for far too long without an end, and EngineDied.
+    """
+    idle, left, progress_s = 0, len(flights), time.monotonic()
+    while idle < IDLE_LOOKS:
+        await asyncio.sleep(LOOK_S)
+        is_used = any(rank.blocks_used for rank in await group.counters())
+        before, left = left, sum(not flight.ended.is_set() for flight in flights)
+        if not left:
+            return
+        if left < before:
+            progress_s = time.monotonic()
+        idle = 0 if is_used or left < before else idle + 1
+        if time.monotonic() - progress_s > ANSWER_TIMEOUT_S:
+            raise CheckBroken(f"{left} requests of a crowd: nothing for {ANSWER_TIMEOUT_S:g} s")
+
+
+async def _give_up(rig: Rig, names: Sequence[str]) -> None:
+    """Let go of requests that will not end, and of what is held for them."""
+    await rig.target.abort(names)
+    if rig.role is Role.DECODE:
+        await rig.prefill.engine.release(names)
+
+
+def _is_served(request: EngineRequest, flight: Flight) -> bool:
+    """True if a request was given all its tokens."""
+    return flight.ended.is_set() and len(flight.token_ids) == request.sampling.max_tokens
+
+
 async def _good(rig: Rig, name: str) -> EngineRequest:
     """A request that the group under test would run; a decode group's KV is held for it."""
     ids = prompt(GOOD_TOKENS, 1)
     if rig.role is Role.PREFILL:
         return EngineRequest(engine_request_id=name, rank=0, token_ids=ids, sampling=GOOD)
-    first = await rig.hold(name, ids, GOOD, 0)
+    return _behind(name, ids, GOOD, await rig.hold(name, ids, GOOD, 0))
+
+
+def _behind(name: str, ids: Sequence[int], sampling: Sampling, first: Flight) -> EngineRequest:
+    """What decode is asked for behind prefill's token."""
     held = first.outputs[-1].held
     if held is None:
         raise CheckBroken(f"{name}: prefill held nothing")
-    return decode_request(name, ids, GOOD, first, held)
+    return decode_request(name, ids, sampling, first, held)
 
 
 def spoilt(good: EngineRequest, why: str, group: GroupDescription) -> EngineRequest:

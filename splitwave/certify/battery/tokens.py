@@ -4,7 +4,13 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from splitwave.certify.battery.bench import Bench, Subject, difference_row, judge_differences
-from splitwave.certify.battery.cases import Case, cases, feature_cases, lengths_around
+from splitwave.certify.battery.cases import (
+    Case,
+    Generated,
+    cases,
+    feature_cases,
+    lengths_around,
+)
 from splitwave.certify.battery.scale import Scale
 from splitwave.certify.battery.verdict import CheckBroken, Observed, Verdict
 from splitwave.core.evidence import Check as CheckName
@@ -28,21 +34,23 @@ def oracle_cases(subject: Subject, scale: Scale) -> list[Case]:
 
 
 def edge_cases(subject: Subject, scale: Scale) -> list[Case]:
-    """The longest sequence that the envelope lets in, and its longest prompt if that is another.
+    """The longest output that the envelope lets in, behind the longest prompt that fits it, which
+    is the longest sequence; and the longest prompt if that is another.
 
     Prefill runs a prompt and one token of it; how long decode goes on is not its to prove. But
     decode shows what prefill handed over by a token of its own: two tokens follow each prompt.
     """
     envelope = subject.envelope
-    output, sequence = envelope.traffic.output_max_tokens, envelope.sequence_max_tokens
+    sequence = envelope.sequence_max_tokens
     prompt = min(envelope.prompt_max_tokens, sequence - 2)
     if subject.mode.role == Role.PREFILL:
         return cases([prompt], 2, scale.seed + 1)
-    tokens = min(max(scale.oracle_tokens, sequence - prompt), output)
-    longest = cases([min(prompt, sequence - tokens)], tokens, scale.seed + 1)
+    output = min(envelope.traffic.output_max_tokens, sequence - 1)
+    longest = cases([min(prompt, sequence - output)], output, scale.seed + 1)
     if len(longest[0].token_ids) == prompt:
         return longest
-    return longest + cases([prompt], min(tokens, sequence - prompt), scale.seed + 2)
+    tokens = min(scale.oracle_tokens, output, sequence - prompt)
+    return longest + cases([prompt], tokens, scale.seed + 2)
 
 
 class Oracle:
@@ -59,36 +67,29 @@ class Oracle:
     async def observe(self, bench: Bench) -> Observed:
         """Generate every case on every rank, then all together."""
         asked = oracle_cases(bench.subject, bench.scale)
-        right = await (bench.plain or bench.oracle)(asked)
-        rows = []
+        edges = edge_cases(bench.subject, bench.scale) if bench.subject.level is Level.FULL else []
+        answers = await (bench.plain or bench.oracle)([*asked, *edges])
+        right, right_at_edges = answers[: len(asked)], answers[len(asked) :]
+        rows, given = [], list[Generated]()
         for rank in bench.rig.ranks():
             for case, wanted in zip(asked, right, strict=True):
-                ours = await bench.rig.generate(case, rank)
-                bench.remembered[f"{rank}/{case.name}"] = ours
-                rows.append(difference_row(case, bench.difference(ours, wanted)))
+                given.append(await bench.rig.generate(case, rank))
+                bench.remembered[f"{rank}/{case.name}"] = given[-1]
+                rows.append(difference_row(case, bench.difference(given[-1], wanted)))
         together = await bench.all_at_once(asked)
         rows += [
             difference_row(case, bench.difference(ours, wanted))
             for case, ours, wanted in zip(asked, together, right, strict=True)
         ]
-        edges = edge_cases(bench.subject, bench.scale) if bench.subject.level is Level.FULL else []
-        rows += await self._at_edges(bench, edges)
+        for case, wanted in zip(edges, right_at_edges, strict=True):
+            given.append(await bench.rig.generate(case, bench.rig.ranks()[-1]))
+            rows.append(difference_row(case, bench.difference(given[-1], wanted)))
         return {
             "oracle": bench.oracle_words(),
             "differences": rows,
-            "longest_prompt_tokens": _longest_prompt([*asked, *edges]),
-            "longest_sequence_tokens": _longest_sequence([*asked, *edges]),
+            **_longest([*asked, *edges]),
+            "longest_output_tokens": max(len(each.token_ids) for each in given),
         }
-
-    async def _at_edges(self, bench: Bench, edges: Sequence[Case]) -> list[Observed]:
-        if not edges:
-            return []
-        right = await (bench.plain or bench.oracle)(edges)
-        ours = [await bench.rig.generate(case, bench.rig.ranks()[-1]) for case in edges]
-        return [
-            difference_row(case, bench.difference(mine, wanted))
-            for case, mine, wanted in zip(edges, ours, right, strict=True)
-        ]
 
     async def observe_broken(self, bench: Bench) -> Observed:
         """One short case on a rank with wrong weights."""
@@ -100,32 +101,34 @@ class Oracle:
         return {
             "oracle": bench.oracle_words(),
             "differences": [difference_row(case, bench.difference(ours, right))],
-            "longest_prompt_tokens": _longest_prompt([case]),
-            "longest_sequence_tokens": _longest_sequence([case]),
+            **_longest([case]),
+            "longest_output_tokens": len(ours.token_ids),
         }
 
     def judge(self, seen: Observed, subject: Subject, scale: Scale) -> Verdict:
         """Equal tokens, log probabilities within the precision's bound; at full, to the edges."""
         verdict = Verdict()
-        prompt, sequence = seen["longest_prompt_tokens"], seen["longest_sequence_tokens"]
-        verdict.note(
-            oracle=seen["oracle"], longest_prompt_tokens=prompt, longest_sequence_tokens=sequence
-        )
+        lengths = {name: seen[name] for name in LENGTHS}
+        verdict.note(oracle=seen["oracle"], **lengths)
         judge_differences(verdict, seen, subject)
         if subject.level is Level.FULL:
-            edges = edge_cases(subject, scale)
-            words = f"prompts of {prompt} and sequences of {sequence} tokens are not the edges"
-            reached = prompt >= _longest_prompt(edges) and sequence >= _longest_sequence(edges)
-            verdict.require(reached, "edges", words)
+            edges = _longest(edge_cases(subject, scale))
+            short = [name for name in LENGTHS if lengths[name] < edges[name]]
+            words = ", ".join(f"{name} is {lengths[name]}, not {edges[name]}" for name in short)
+            verdict.require(not short, "edges", f"the envelope's edges were not reached: {words}")
         return verdict
 
 
-def _longest_prompt(asked: Sequence[Case]) -> int:
-    return max(len(case.token_ids) for case in asked)
+LENGTHS = ("longest_prompt_tokens", "longest_sequence_tokens", "longest_output_tokens")
 
 
-def _longest_sequence(asked: Sequence[Case]) -> int:
-    return max(len(case.token_ids) + case.new_tokens for case in asked)
+def _longest(asked: Sequence[Case]) -> dict[str, int]:
+    """How far some cases go."""
+    return {
+        "longest_prompt_tokens": max(len(case.token_ids) for case in asked),
+        "longest_sequence_tokens": max(len(case.token_ids) + case.new_tokens for case in asked),
+        "longest_output_tokens": max(case.new_tokens for case in asked),
+    }
 
 
 class TwoBoots:

@@ -25,6 +25,9 @@ class Break(enum.StrEnum):
     LATE_WAKE = "late_wake"
     """For so many seconds this rank does not hear that a wave starts."""
 
+    LOSE_REQUEST = "lose_request"
+    """The next request that comes is dropped, and nobody hears of it."""
 
-OF_THE_SCHEDULER = frozenset({Break.LEAK_BLOCKS, Break.LATE_WAKE})
+
+OF_THE_SCHEDULER = frozenset({Break.LEAK_BLOCKS, Break.LATE_WAKE, Break.LOSE_REQUEST})
 """Those that are made in the engine core; the others are made in its workers."""

@@ -83,6 +83,8 @@ class CoreProbe:
             self._leak_blocks()
         elif what is Break.LATE_WAKE:
             self._late_wake(argument)
+        elif what is Break.LOSE_REQUEST:
+            self._lose_request()
 
     def end_break(self, what: Break) -> None:
         """Take a break back; no effect if there is none."""
@@ -122,3 +124,13 @@ class CoreProbe:
 
         core._handle_client_request = late  # noqa: SLF001  # likewise
         self._undo[Break.LATE_WAKE] = lambda: core.__dict__.pop("_handle_client_request", None)
+
+    def _lose_request(self) -> None:
+        scheduler = self._core.scheduler
+        add = scheduler.add_request
+
+        def losing(_: Any) -> None:
+            scheduler.add_request = add  # One is enough.
+
+        scheduler.add_request = losing
+        self._undo[Break.LOSE_REQUEST] = lambda: scheduler.__dict__.pop("add_request", None)
