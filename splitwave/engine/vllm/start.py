@@ -1,12 +1,15 @@
 """Start a group: settings in, a warmed engine out."""
 
 import asyncio
+import contextlib
+import gc
 import hashlib
 import importlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any  # vLLM's configuration and client are untyped here
 
 from splitwave.core.mode import Mode
@@ -78,6 +81,14 @@ def preload() -> None:
     """
     for name, value in PRELOAD_ENV.items():
         os.environ.setdefault(name, value)
+    if PRELOADED[-1] in sys.modules:  # The last to be imported.
+        _import_all()
+    else:
+        with kept_for_good():
+            _import_all()
+
+
+def _import_all() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     from vllm.platforms import current_platform
@@ -88,6 +99,23 @@ def preload() -> None:
         know_models()
     else:
         forking.look()  # The caller forks: a child could no longer see it.
+
+
+@contextlib.contextmanager
+def kept_for_good() -> Iterator[None]:
+    """Collect no garbage meanwhile, and never look for any among what is there by then.
+
+    Imported modules stay; to go through them takes seconds, and a forked process that does so has
+    all their pages copied for it.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
 
 
 def know_models() -> None:
