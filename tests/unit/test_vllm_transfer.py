@@ -76,11 +76,19 @@ def test_a_handshake_and_a_step_do_not_use_the_agent_at_once(
     half.nixl_wrapper.close()
 
 
-@pytest.mark.parametrize(("role", "polls"), [("kv_producer", True), ("kv_consumer", False)])
+@pytest.mark.parametrize(
+    ("role", "faults", "polls"),
+    [
+        ("kv_producer", "", True),
+        ("kv_producer", "no_step_polls", False),
+        ("kv_consumer", "", False),
+    ],
+)
 def test_only_who_is_read_polls_while_a_step_computes(
-    monkeypatch: pytest.MonkeyPatch, role: str, polls: bool
+    monkeypatch: pytest.MonkeyPatch, role: str, faults: str, polls: bool
 ) -> None:
     monkeypatch.setenv("SPLITWAVE_NIXL_PROGRESS_THREAD", "0")
+    monkeypatch.setenv("SPLITWAVE_FAULTS", faults)
     agent = Agent()
     half = worker(monkeypatch, agent, role)
 

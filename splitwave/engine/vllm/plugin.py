@@ -31,6 +31,7 @@ def register() -> None:
     from splitwave.engine.vllm import (
         core_calls,
         jit_caches,
+        long_steps,
         misrouting,
         progress,
         seams,
@@ -51,6 +52,8 @@ def register() -> None:
     probe.install()
     if switches.fault(switches.Fault.SHIFT_ROUTING):
         misrouting.install()
+    if switches.fault(switches.Fault.LONG_STEPS):
+        long_steps.install()
     if is_cpu:
         from splitwave.engine.vllm.cpu import moe, warm
 

@@ -43,8 +43,9 @@ class HandoffWorker(NixlPullConnectorWorker):
         if not nixl_progress_thread_wanted():
             # Who reads has two threads too: handshakes run beside the steps.
             is_read = vllm_config.kv_transfer_config.kv_role != "kv_consumer"
+            polls = is_read and not fault(Fault.NO_STEP_POLLS)
             # `_finish_shutdown` ends its polling; the process's end does too.
-            self.nixl_wrapper = SharedAgent(self.nixl_wrapper, POLL_S if is_read else None)
+            self.nixl_wrapper = SharedAgent(self.nixl_wrapper, POLL_S if polls else None)
         self._released: set[str] = set()
         self._pulled_bytes: dict[str, int] = {}
         self._forgets_releases = fault(Fault.NO_RELEASE)
