@@ -42,6 +42,8 @@ class RankWork:
 
     steps_by_kind: Mapping[str, int] = field(default_factory=dict)
     """Executed steps by step kind (`splitwave.core.mode.StepKind`), dummy steps included."""
+    steps_by_size: Mapping[int, int] = field(default_factory=dict)
+    """Those of captured or warmed-up sizes by their rows; empty where steps have any size."""
     dummy_steps: int = 0
     votes: int = 0
     """All-reduces on whether any rank still has work."""

@@ -72,6 +72,8 @@ class WaveSegment:
     wake_s: Mapping[int, float]
     """By rank, from the segment's begin to the rank's word that it steps."""
     steps_by_kind: Mapping[str, int]
+    steps_by_size: Mapping[int, int]
+    """Steps of captured or warmed-up sizes by their rows."""
     dummy_steps: int
     votes: int
     tokens: int
@@ -132,6 +134,7 @@ class _Open:
             ended_s=self.ended_s,
             wake_s=self.wake_s,
             steps_by_kind={k[5:]: n for k, n in counts.items() if k.startswith("kind:")},
+            steps_by_size={int(k[5:]): n for k, n in counts.items() if k.startswith("size:")},
             dummy_steps=counts["dummy_steps"],
             votes=counts["votes"],
             tokens=counts["tokens"],
@@ -288,4 +291,6 @@ def _grown(was: RankWork, now: RankWork) -> Counter[str]:
     )
     for kind, steps in now.steps_by_kind.items():
         grown[f"kind:{kind}"] = steps - was.steps_by_kind.get(kind, 0)
+    for size, steps in now.steps_by_size.items():
+        grown[f"size:{size}"] = steps - was.steps_by_size.get(size, 0)
     return grown

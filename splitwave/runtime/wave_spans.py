@@ -5,7 +5,7 @@ links to it knows them before there is a span.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Final, Protocol
@@ -136,4 +136,10 @@ def attributes_of(group: Group, segment: WaveSegment) -> Attributes:
         LINKS_DROPPED: segment.links_dropped,
     }
     said |= {f"splitwave.wave.steps.{kind}": n for kind, n in segment.steps_by_kind.items()}
+    said |= {f"splitwave.wave.steps_of_size.{rows}": n for rows, n in _run(segment.steps_by_size)}
     return said | {f"splitwave.wave.wake_ms.{r}": s * 1e3 for r, s in segment.wake_s.items()}
+
+
+def _run(steps_by_size: Mapping[int, int]) -> list[tuple[int, int]]:
+    """The sizes that ran, in order: a rank tells of all that ever did."""
+    return sorted((rows, count) for rows, count in steps_by_size.items() if count)

@@ -54,7 +54,12 @@ class Parties:
 
     async def report(self, rank: int, wave: int, *, stepping: bool, tokens: int = 0) -> None:
         self.numbers[rank] += 1
-        work = RankWork(steps_by_kind={"eager": tokens}, tokens=tokens, padded_tokens=tokens)
+        work = RankWork(
+            steps_by_kind={"full": tokens},
+            steps_by_size={64: tokens},
+            tokens=tokens,
+            padded_tokens=tokens,
+        )
         said = RankReport(rank, 7, self.numbers[rank], wave, stepping, work=work)
         await self.send(rank, report_to_outputs(said))
 

@@ -84,6 +84,7 @@ def test_the_first_forward_of_a_step_names_its_kind() -> None:
         counter.end(tokens=tokens)
     assert counter.report() == {
         "steps_by_kind": {"full": 1, "eager": 1, "unseen": 1},
+        "steps_by_size": {4: 1},
         "dummy_steps": 1,
         "prefill_tokens_computed": 0,
         "tokens": 5,
@@ -106,10 +107,25 @@ def test_eager_microbatches_are_told_from_an_eager_step() -> None:
     counter = StepCounter()
 
     counter.begin()
-    for kind in ("eager", "eager", "eager_ubatched", "eager"):
-        counter.saw_forward(kind, 8)
-    counter.end(tokens=8)
+    for kind, width in (("eager", 4), ("eager", 4), ("eager_ubatched", 8), ("eager", 4)):
+        counter.saw_forward(kind, width)
+    counter.end(tokens=7)
     assert counter.report()["steps_by_kind"] == {"eager_ubatched": 1}
+    assert counter.report()["padded_tokens"] == 8, "as wide as the whole step, not as one of two"
+
+
+def test_steps_of_a_grid_are_counted_by_their_rows_and_others_are_not() -> None:
+    counter = StepCounter()
+
+    for kind, rows in (("full", 64), ("ubatched_full", 64), ("full", 32), ("compiled", 3)):
+        counter.begin()
+        counter.saw_replay(kind, rows)
+        counter.end(tokens=rows)
+    for kind in ("eager", "eager_ubatched", "compiled_unwarmed"):
+        counter.begin()
+        counter.saw_forward(kind, 64)
+        counter.end(tokens=64)
+    assert counter.report()["steps_by_size"] == {64: 2, 32: 1, 3: 1}
 
 
 def test_a_context_that_a_connector_opens_to_load_runs_no_model() -> None:

@@ -29,6 +29,7 @@ class Group:
         done = self.steps[rank]
         work = RankWork(
             steps_by_kind={"eager": done},
+            steps_by_size={8: done},
             dummy_steps=done if rank else 0,
             votes=done,
             tokens=0 if rank else 3 * done,
@@ -67,6 +68,7 @@ def test_a_segment_ends_with_its_wave_once_every_rank_has_sent_its_last_counts()
     assert (segment.end, segment.began_s, segment.ended_s) == (SegmentEnd.PAUSE, 1.0, 1.5)
     assert {rank: round(wake_s, 3) for rank, wake_s in segment.wake_s.items()} == {0: 0.01, 1: 0.03}
     assert segment.steps_by_kind == {"eager": 8}
+    assert segment.steps_by_size == {8: 8}
     assert (segment.dummy_steps, segment.dummy_share, segment.votes) == (4, 0.5, 8)
     assert (segment.tokens, segment.padded_tokens, segment.skew_tokens) == (12, 24, 12)
 

@@ -15,7 +15,8 @@ LINK = Link("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
 LATE = Link("0af7651916cd43dd8448eb211c80319d", "b7ad6b7169203332")
 SEGMENT = WaveSegment(
     epoch=9, wave=4, segment=1, why="first_request", end=SegmentEnd.PAUSE, began_s=1.0,
-    ended_s=1.5, wake_s={0: 0.0, 1: 0.02}, steps_by_kind={"full": 16, "eager": 4}, dummy_steps=5,
+    ended_s=1.5, wake_s={0: 0.0, 1: 0.02}, steps_by_kind={"full": 16, "eager": 4},
+    steps_by_size={64: 10, 8: 6, 16: 0}, dummy_steps=5,
     votes=2, tokens=30, padded_tokens=42, links=(LINK,), links_dropped=3,
 )  # fmt: skip
 
@@ -66,6 +67,10 @@ def test_a_segment_is_a_trace_of_its_own_that_links_to_its_requests() -> None:
     said = {name.removeprefix("splitwave.wave."): x for name, x in span.attributes.items()}
     assert (said["steps"], said["dummy_share"], said["skew_tokens"]) == (20, 0.25, 12)
     assert (said["steps.full"], said["wake_ms.1"]) == (16, 20.0)
+    assert {name: n for name, n in said.items() if name.startswith("steps_of_size.")} == {
+        "steps_of_size.8": 6,
+        "steps_of_size.64": 10,
+    }, "of sizes that ran"
     assert faults([span]) == []
 
 

@@ -8,10 +8,13 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any  # vLLM's objects are untyped here
 
+from splitwave.core.mode import StepKind
 from splitwave.engine.vllm import violations
 from splitwave.engine.vllm.planted import planted
 
 _MARK = "splitwave_installed"
+OF_A_GRID = frozenset({StepKind.FULL, StepKind.UBATCHED_FULL, StepKind.COMPILED})
+"""Kinds of step that have the size of a grid."""
 
 
 class StepCounter:
@@ -19,6 +22,8 @@ class StepCounter:
 
     def __init__(self) -> None:
         self.steps_by_kind: dict[str, int] = {}
+        self.steps_by_size: dict[int, int] = {}
+        """Steps of a grid's sizes, captured or warmed up, by their rows."""
         self.dummy_steps = 0
         self.prefill_tokens_computed = 0
         self.tokens = 0
@@ -63,6 +68,9 @@ class StepCounter:
         """
         kind = self._kind or "unseen"
         self.steps_by_kind[kind] = self.steps_by_kind.get(kind, 0) + 1
+        if kind in OF_A_GRID:
+            size = self._width_tokens
+            self.steps_by_size[size] = self.steps_by_size.get(size, 0) + 1
         self.dummy_steps += tokens == 0
         self.tokens += tokens
         self.padded_tokens += max(tokens, self._width_tokens)
@@ -93,6 +101,7 @@ class StepCounter:
         """The counts, as EngineCore's utility answers them."""
         return {
             "steps_by_kind": dict(self.steps_by_kind),
+            "steps_by_size": dict(self.steps_by_size),
             "dummy_steps": self.dummy_steps,
             "prefill_tokens_computed": self.prefill_tokens_computed,
             "tokens": self.tokens,

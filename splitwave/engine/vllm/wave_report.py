@@ -42,13 +42,15 @@ def _work_to_list(work: RankWork) -> list[object]:
         work.votes,
         work.tokens,
         work.padded_tokens,
+        dict(work.steps_by_size),
     ]
 
 
 def _work(fields: list[Any]) -> RankWork:
-    steps_by_kind, dummy_steps, votes, tokens, padded_tokens = fields
+    steps_by_kind, dummy_steps, votes, tokens, padded_tokens, steps_by_size = fields
     return RankWork(
         steps_by_kind=steps_by_kind,
+        steps_by_size=steps_by_size,
         dummy_steps=dummy_steps,
         votes=votes,
         tokens=tokens,

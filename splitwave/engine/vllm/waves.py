@@ -150,6 +150,7 @@ class _WorkOf:
         counts = steps.counted() if self._is_here else self._asked
         return RankWork(
             steps_by_kind=counts["steps_by_kind"],
+            steps_by_size=counts["steps_by_size"],
             dummy_steps=counts["dummy_steps"],
             votes=votes,
             tokens=counts["tokens"],
