@@ -28,8 +28,6 @@ STREAMS = 12
 TOKENS = 300
 SEATS = 4
 """A rank's: fewer than there are streams, so that they wait for room within the grid."""
-BURST = 80
-"""Requests at once, ten for each seat of the pool."""
 
 
 class Processes:
@@ -94,12 +92,10 @@ async def until_described(addresses: list[str]) -> list[WorkerDescription]:
         await asyncio.sleep(0.5)
 
 
-async def stream(
-    channel: grpc.aio.Channel, number: int, tokens: int, length: int = 40
-) -> dict[str, Any]:
+async def stream(channel: grpc.aio.Channel, number: int, tokens: int) -> dict[str, Any]:
     """One request, from its first token to its end."""
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    prompt = [65 + place % 26 for place in range(length)]
+    prompt = [65 + place % 26 for place in range(40)]
     ask = Ask(prompt=prompt, sampling=sampling, request_id=f"stream-{number}")
     ids: list[int] = []
     try:
@@ -127,13 +123,11 @@ async def drive(processes: Processes, out: Path) -> dict[str, Any]:
         await ready(channel)
         answers = await asyncio.gather(*(stream(channel, n, TOKENS) for n in range(1, STREAMS + 1)))
         after = await until_described(decode)
-        burst = await asyncio.gather(
-            *(stream(channel, 100 + n, 20, 40 + 50 * (n % 10)) for n in range(BURST))
-        )
+        again = await asyncio.gather(*(stream(channel, 100 + n, 20) for n in range(STREAMS)))
         loaded = await until_described(decode)
     return {
         "answers": answers,
-        "burst": burst,
+        "again": again,
         "epochs": [[x.epoch for x in before[1:]], [x.epoch for x in after]],
         "standing": [x.load.standing.value for x in after],
         "kinds": [[dict(r.steps_by_kind) for r in x.rank_counters] for x in loaded],
