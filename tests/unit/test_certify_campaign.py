@@ -9,14 +9,14 @@ from typing import Any  # a rig that is none
 import pytest
 
 from splitwave.certify.battery.bench import Bench, Subject
-from splitwave.certify.battery.campaign import EnvelopeRefused, Order, subject_of
+from splitwave.certify.battery.campaign import EnvelopeRefused, Order, subject_of, with_soak
 from splitwave.certify.battery.cases import Case, Generated, certified_features
-from splitwave.certify.battery.scale import Scale
+from splitwave.certify.battery.scale import Scale, scale_for
 from splitwave.certify.battery.tokens import Oracle, edge_cases
 from splitwave.certify.keys import SigningKey
 from splitwave.core.envelope import Envelope, Traffic
 from splitwave.core.evidence import Level
-from splitwave.core.mode import lookup
+from splitwave.core.mode import Device, lookup
 from splitwave.engine.port import GroupDescription, Role
 from splitwave.engine.vllm.config import VllmGroupSettings
 
@@ -52,7 +52,7 @@ def test_the_floor_of_a_mode_is_certified_so_that_placement_knows_it(
     settings = replace(SETTINGS, mode=mode)
     group = replace(GROUP, mode=mode, batch_max_tokens=step_max_tokens)
 
-    envelope = subject_of(order(tmp_path), group, settings).envelope
+    envelope = subject_of(order(tmp_path), group, settings, Scale()).envelope
 
     assert (envelope.step_min_tokens, envelope.step_max_tokens) == (floor, step_max_tokens)
 
@@ -71,9 +71,28 @@ def test_sampling_that_no_check_runs_is_not_certified(tmp_path: Path) -> None:
         return replace(order(tmp_path), envelopes={Role.DECODE: written})
 
     with pytest.raises(EnvelopeRefused, match=r"traffic\.sampling: no check runs beam_search"):
-        subject_of(asked("beam_search", "seed"), GROUP, SETTINGS)
+        subject_of(asked("beam_search", "seed"), GROUP, SETTINGS, Scale())
 
-    assert subject_of(asked(*certified_features()), GROUP, SETTINGS).envelope.traffic.sampling
+    certified = subject_of(asked(*certified_features()), GROUP, SETTINGS, Scale())
+    assert certified.envelope.traffic.sampling
+
+
+@pytest.mark.parametrize(
+    ("level", "weights_bytes", "longest"),
+    [
+        (Level.FULL, 15 * 10**8, 128),
+        (Level.FULL, 4 * 10**6, 1023),
+        (Level.SMOKE, 15 * 10**8, 1023),
+    ],
+)
+def test_an_envelope_that_nobody_wrote_ends_where_a_full_battery_does(
+    level: Level, weights_bytes: int, longest: int, tmp_path: Path
+) -> None:
+    scale = scale_for(level, Device.CPU, weights_bytes=weights_bytes)
+
+    found = subject_of(order(tmp_path), GROUP, SETTINGS, scale).envelope
+
+    assert found.traffic.output_max_tokens == longest
 
 
 def subject(role: str, found: Envelope, level: Level = Level.FULL) -> Subject:
@@ -84,15 +103,16 @@ def subject(role: str, found: Envelope, level: Level = Level.FULL) -> Subject:
 @pytest.mark.parametrize(
     ("role", "found", "lengths"),
     [
-        ("decode", envelope(1023, 1024, 1023), [(1000, 24), (1022, 2)]),
+        ("decode", envelope(1023, 1024, 1023), [(1, 1023), (1022, 2)]),
+        ("decode", envelope(1023, 1024, 500), [(524, 500), (1022, 2)]),
         ("decode", envelope(100, 128, 27), [(100, 27)]),
-        ("decode", envelope(100, 128, 60), [(100, 28)]),
-        ("decode", envelope(120, 128, 60), [(104, 24), (120, 8)]),
+        ("decode", envelope(100, 128, 60), [(68, 60), (100, 24)]),
+        ("decode", envelope(120, 128, 300), [(1, 127), (120, 8)]),
         ("decode", envelope(64, 64, 4), [(60, 4), (62, 2)]),
         ("prefill", envelope(1023, 1024, 1023), [(1022, 2)]),
     ],
 )
-def test_the_edges_are_the_longest_prompt_and_the_longest_sequence(
+def test_the_edges_are_the_longest_prompt_output_and_sequence(
     role: str, found: Envelope, lengths: list[tuple[int, int]]
 ) -> None:
     edges = edge_cases(subject(role, found), Scale())
@@ -105,16 +125,26 @@ def test_the_edges_are_the_longest_prompt_and_the_longest_sequence(
         assert refusal is None
 
 
-@pytest.mark.parametrize(("level", "longest"), [(Level.FULL, 1024), (Level.SMOKE, 39)])
-async def test_the_oracle_runs_to_the_edges_at_the_full_level(level: Level, longest: int) -> None:
+@pytest.mark.parametrize(
+    ("level", "longest", "ends_early", "problems"),
+    [
+        (Level.FULL, 1024, False, []),
+        (Level.FULL, 1024, True, ["tokens", "logprob", "edges"]),
+        (Level.SMOKE, 39, False, []),
+    ],
+)
+async def test_the_oracle_runs_to_the_edges_at_the_full_level(
+    level: Level, longest: int, ends_early: bool, problems: list[str]
+) -> None:
     ran: list[int] = []
 
     async def generate(case: Case, rank: int) -> Generated:
         ran.append(len(case.token_ids) + case.new_tokens)
-        return Generated((), ())
+        tokens = case.new_tokens - (ends_early and case.new_tokens > 100)
+        return Generated((5,) * tokens, ({},) * tokens)
 
     async def plain(asked: Sequence[Case]) -> list[Generated]:
-        return [Generated((), ()) for _ in asked]
+        return [Generated((5,) * case.new_tokens, ({},) * case.new_tokens) for case in asked]
 
     rig: Any = SimpleNamespace(ranks=lambda: range(2), generate=generate)
     scale = Scale() if level is Level.FULL else Scale(oracle_tokens=6, prompt_max_tokens=33)
@@ -125,4 +155,18 @@ async def test_the_oracle_runs_to_the_edges_at_the_full_level(level: Level, long
 
     assert max(ran) == longest == seen["longest_sequence_tokens"]
     assert ran.count(1024) == (2 if level is Level.FULL else 0)
-    assert Oracle().judge(seen, of, scale).passed
+    assert seen["longest_output_tokens"] == (
+        scale.oracle_tokens if level is Level.SMOKE else 1023 - ends_early
+    )
+    assert [problem.code for problem in Oracle().judge(seen, of, scale).problems] == problems
+
+
+@pytest.mark.parametrize(("asked_s", "soak_s", "control_s"), [
+    (None, 120.0, 24.0), (1800.0, 1800.0, 24.0), (60.0, 60.0, 12.0),
+])  # fmt: skip
+def test_a_soak_that_was_asked_for_has_a_control_of_a_fifth_at_most(
+    asked_s: float | None, soak_s: float, control_s: float
+) -> None:
+    scale = with_soak(asked_s)(Scale())
+
+    assert (scale.soak_s, scale.soak_control_s) == (soak_s, control_s)

@@ -219,5 +219,7 @@ def test_a_gpu_is_held_to_the_tighter_bound_and_a_heavy_model_does_less_on_a_cpu
     assert (gpu.drift_max, light.drift_max) == (1.05, 1.25)
     assert heavy.hammer_steps < light.hammer_steps < gpu.hammer_steps
     assert smoke.oracle_cases < heavy.oracle_cases
+    assert smoke.alone_cases == 1 <= heavy.alone_cases < light.alone_cases
+    assert smoke.crowd_share > 1.0
     assert heavy.accuracy_items >= 120
     assert replace(heavy, soak_s=1800.0) != heavy

@@ -175,6 +175,7 @@ class AccuracyCheck:
         sampling = Sampling(
             max_tokens=asked.tokens_max,
             temperature=0.0,
+            stop_token_ids=stop_ids(tokenizer, asked.stop),
             eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
         )
         prompts = [tokenizer.encode(item.prompt) for item in asked.items]
@@ -183,6 +184,15 @@ class AccuracyCheck:
             text_of(tokenizer, ids, found.token_ids, asked.stop)
             for ids, found in zip(prompts, answers, strict=True)
         ]
+
+
+def stop_ids(tokenizer: Tokenizer, stop: str) -> tuple[int, ...]:
+    """The token that is a stop string, so that the plain engine ends there; none if it is several.
+
+    What a longer token that holds the string adds is cut off with it, by `text_of`.
+    """
+    ids = tokenizer.encode(stop, add_special_tokens=False)
+    return tuple(ids) if len(ids) == 1 else ()
 
 
 def text_of(

@@ -10,7 +10,7 @@ from typing import Any  # JSON
 from splitwave.certify.accuracy.gateway import Command
 from splitwave.certify.accuracy.task import Task, is_right, write
 
-CONCURRENT = 8
+CONCURRENT = 16
 TAIL_CHARS = 3000
 
 

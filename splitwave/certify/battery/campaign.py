@@ -8,7 +8,8 @@ from pathlib import Path
 
 from splitwave.certify.battery import limits, repeats, rig, sizes, soak, storms, tokens
 from splitwave.certify.battery.bench import Bench, Check, Subject
-from splitwave.certify.battery.cases import Case, Generated, certified_features
+from splitwave.certify.battery.cases import certified_features
+from splitwave.certify.battery.plain import PlainOracle
 from splitwave.certify.battery.report import Report, write
 from splitwave.certify.battery.run import (
     Result,
@@ -32,7 +33,6 @@ from splitwave.core.fingerprint import Fingerprint
 from splitwave.core.mode import lookup
 from splitwave.core.worker import Role
 from splitwave.engine.port import GroupDescription
-from splitwave.engine.vllm.aggregated import PlainSettings, Question, answer
 from splitwave.engine.vllm.config import VllmGroupSettings
 from splitwave.engine.vllm.switches import PROBE
 
@@ -47,6 +47,8 @@ CHECKS: Mapping[CheckName, Check] = {
 """Checks on a rig. `accuracy` is the one that is not: it goes through a gateway."""
 
 VALID_DAYS = 90
+CONTROL_SHARE = 0.2
+"""Of a soak's length that was asked for, the longest that its control takes."""
 
 Accuracy = Callable[[Subject, Fingerprint, Scale, Say], Awaitable[Result]]
 
@@ -113,24 +115,24 @@ async def run(order: Order, say: Say) -> list[Outcome]:
 
 async def _on_the_rig(order: Order, say: Say) -> list[Trial]:
     """Boot both groups, and run every check of every target that needs no gateway."""
-    standing = await rig.boot(order.targets[0], dict(order.settings), say)
+    standing, plain = await rig.boot(order.targets[0], dict(order.settings), say), PlainOracle()
     try:
         trials = []
         for role in order.targets:
             standing.role = role
-            trials.append(await _checks(order, standing, say))
+            trials.append(await _checks(order, standing, plain, say))
         return trials
     finally:
         await standing.close()
 
 
-async def _checks(order: Order, standing: rig.Rig, say: Say) -> Trial:
+async def _checks(order: Order, standing: rig.Rig, plain: PlainOracle, say: Say) -> Trial:
     settings = order.settings[standing.role]
     fingerprint = await fingerprint_of(standing, settings)
-    subject = subject_of(order, standing.target.description, settings)
     weights_bytes = sum(f.stat().st_size for f in settings.model_path.glob("*.safetensors"))
-    scale = scale_for(order.level, subject.mode.device, weights_bytes=weights_bytes)
+    scale = scale_for(order.level, lookup(settings.mode).device, weights_bytes=weights_bytes)
     scale = order.rescale(scale)
+    subject = subject_of(order, standing.target.description, settings, scale)
     state = State(
         order.out / subject.mode.name / order.level, subject_digest(fingerprint, subject, scale)
     )
@@ -138,7 +140,7 @@ async def _checks(order: Order, standing: rig.Rig, say: Say) -> Trial:
         subject=subject,
         scale=scale,
         rig=standing,
-        plain=_plain(settings) if order.level is Level.FULL else None,
+        plain=plain.of(settings) if order.level is Level.FULL else None,
         reboot=lambda: _reboot(standing, settings, fingerprint, say),
     )
     checks = [CHECKS[name] for name in _names(order, subject, fingerprint) if name in CHECKS]
@@ -167,7 +169,9 @@ async def fingerprint_of(standing: rig.Rig, settings: VllmGroupSettings) -> Fing
     return Fingerprint({k: v for k, v in found.values.items() if k != f"env.{PROBE}"})
 
 
-def subject_of(order: Order, group: GroupDescription, settings: VllmGroupSettings) -> Subject:
+def subject_of(
+    order: Order, group: GroupDescription, settings: VllmGroupSettings, scale: Scale
+) -> Subject:
     """What is certified of a started group. Raises EnvelopeRefused for what it cannot run."""
     shape, mode = shape_of(group), lookup(settings.mode)
     envelope = order.envelopes.get(group.role) or Envelope(
@@ -180,7 +184,8 @@ def subject_of(order: Order, group: GroupDescription, settings: VllmGroupSetting
         prompt_max_tokens=shape.sequence_max_tokens - 1,
         sequence_max_tokens=shape.sequence_max_tokens,
         traffic=Traffic(
-            output_max_tokens=shape.sequence_max_tokens - 1, sampling=certified_features()
+            output_max_tokens=min(shape.sequence_max_tokens - 1, scale.output_max_tokens),
+            sampling=certified_features(),
         ),
     )
     if (outside := envelope.refuse_group(shape)) is not None:
@@ -205,22 +210,6 @@ async def _reboot(
     again = await fingerprint_of(standing, settings)
     if differences := fingerprint.differences(again):
         raise CheckBroken(f"the second boot runs otherwise: {differences[0]}")
-
-
-def _plain(settings: VllmGroupSettings) -> Callable[[Sequence[Case]], Awaitable[list[Generated]]]:
-    """A plain vLLM engine of the same model and precision."""
-    plain = PlainSettings(
-        model_path=settings.model_path,
-        dtype=settings.dtype,
-        block_size_tokens=settings.block_size_tokens,
-        length_max_tokens=settings.model_len_max_tokens,
-    )
-
-    async def generate(cases: Sequence[Case]) -> list[Generated]:
-        answers = await answer(plain, [Question(case.token_ids, case.sampling) for case in cases])
-        return [Generated(found.token_ids, found.logprobs) for found in answers]
-
-    return generate
 
 
 async def _accuracy(order: Order, trial: Trial, say: Say) -> None:
@@ -277,12 +266,12 @@ def cpu_s() -> float:
 
 
 def with_soak(seconds: float | None) -> Callable[[Scale], Scale]:
-    """A change of scale: a soak of this length, its control no longer; None: no change."""
+    """A change of scale: a soak of this length, its control much shorter; None: no change."""
 
     def rescale(scale: Scale) -> Scale:
         if seconds is None:
             return scale
-        control_s = min(scale.soak_control_s, seconds)
+        control_s = min(scale.soak_control_s, CONTROL_SHARE * seconds)
         return replace(scale, soak_s=seconds, soak_control_s=control_s)
 
     return rescale

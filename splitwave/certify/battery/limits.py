@@ -19,9 +19,6 @@ from splitwave.core.worker import Role
 from splitwave.engine.port import EngineRequest, GroupDescription
 from splitwave.engine.vllm.probe.breaks import Break
 
-CROWD = 2
-"""Requests at once, in seats of a rank."""
-CROWD_TOKENS = 6
 HELD_SHARE = 0.5
 """Of prefill's blocks, a block a request of the crowd: who waits for decode is held there."""
 LOOK_S = 0.05
@@ -98,11 +95,12 @@ class OverEnvelope:
         return {"why": why, "reason": flight.failure, "tokens": len(flight.token_ids)}
 
     async def _crowd(self, bench: Bench) -> dict[str, int]:
-        """Twice as many requests as seats; sizes of the steps that ran for them."""
+        """More requests than seats; sizes of the steps that ran for them."""
         rig, ranks = bench.rig, bench.rig.ranks()
-        count = CROWD * bench.subject.envelope.seats_max * len(ranks)
+        seats, scale = bench.subject.envelope.seats_max, bench.scale
+        count = max(seats + 1, int(scale.crowd_share * seats)) * len(ranks)
         marks = [await rig.target.last_step(rank) for rank in ranks]
-        crowd = await _started(rig, cases([2] * count, CROWD_TOKENS, bench.scale.seed))
+        crowd = await _started(rig, cases([2] * count, scale.crowd_tokens, scale.seed))
         await _ended_or_lost(rig.target, [flight for _, flight in crowd])
         logs = await asyncio.gather(*(rig.target.probe.steps(rank, marks[rank]) for rank in ranks))
         await _give_up(

@@ -14,6 +14,10 @@ class Scale:
     seed: int = 6
     oracle_cases: int = 8
     oracle_tokens: int = 24
+    alone_cases: int = 64
+    """Of the oracle's cases, how many run alone on each rank; all of them run at once."""
+    output_max_tokens: int = 2**20
+    """Longest output of an envelope that nobody has written: a full battery runs it to its end."""
     prompt_max_tokens: int = 257
     """Longest prompt of the oracle's cases; the envelope may end earlier."""
     batch_cases: int = 8
@@ -22,6 +26,11 @@ class Scale:
     grid_sizes_max: int = 256
     """Sizes that are walked through; above it, so many of them evenly spread."""
     hammer_steps: int = 192
+    hammer_size_max: int = 256
+    """Largest batch of a mode without a grid that the hammer lets a rank run."""
+    pause_s: float = 0.4
+    """Within this a group without work votes and pauses, on a busy machine too; what comes after
+    an abort has come."""
     storm_requests: int = 48
     storm_tokens: int = 3
     storm_limit_s: float = 6.0
@@ -45,6 +54,9 @@ class Scale:
     memory_growth_max: float = 0.02
     """Of what a rank's process holds; allocators round, so `memory_slack_bytes` are always free."""
     memory_slack_bytes: int = 24 * 2**20
+    crowd_share: float = 2.0
+    """Requests at once where some must wait, in seats."""
+    crowd_tokens: int = 6
     accuracy_items: int = 126
     gsm8k_items: int = 100
     """Word problems, where the data set is there."""
@@ -60,9 +72,12 @@ def scale_for(level: Level, device: Device, *, weights_bytes: int) -> Scale:
             scale, drift_max=1.05, hammer_steps=4096, soak_s=1800.0, soak_control_s=120.0,
             storm_requests=512, abort_requests=1024, accuracy_items=1000,
         )  # fmt: skip
-    elif weights_bytes >= HEAVY_BYTES:
+    is_heavy = device is Device.CPU and weights_bytes >= HEAVY_BYTES
+    if is_heavy:
         scale = replace(scale, **_HEAVY)
-    return replace(scale, **_SMOKE) if level is Level.SMOKE else scale
+    if level is Level.SMOKE:
+        scale = replace(scale, **_SMOKE | (_SMOKE_HEAVY if is_heavy else {}))
+    return scale
 
 
 HEAVY_BYTES = 256 * 2**20
@@ -70,19 +85,28 @@ HEAVY_BYTES = 256 * 2**20
 
 _HEAVY: dict[str, Any] = {
     "oracle_cases": 4,
-    "oracle_tokens": 8,
+    "oracle_tokens": 6,
+    "alone_cases": 2,
+    "output_max_tokens": 128,
     "prompt_max_tokens": 65,
     "batch_cases": 4,
     "batch_tokens": 6,
-    "hammer_steps": 64,
-    "storm_requests": 16,
-    "abort_requests": 16,
-    "abort_tokens": 8,
-    "soak_s": 40.0,
+    "hammer_steps": 24,
+    "hammer_size_max": 4,
+    "pause_s": 1.2,
+    "storm_requests": 12,
+    "abort_requests": 8,
+    "abort_tokens": 5,
+    "soak_s": 30.0,
     "soak_control_s": 20.0,
+    "soak_steps_min": 160,
+    "soak_share": 0.125,
     "soak_prompt_tokens": 4,
-    "repeat_prompt_tokens": 48,
-    "repeat_tokens": 6,
+    "repeat_prompt_tokens": 32,
+    "repeat_tokens": 4,
+    "repeat_control": 10,
+    "crowd_share": 1.25,
+    "crowd_tokens": 3,
     "gsm8k_items": 4,
 }
 _SMOKE: dict[str, Any] = {
@@ -92,4 +116,13 @@ _SMOKE: dict[str, Any] = {
     "grid_sizes_max": 4,
     "abort_requests": 8,
     "abort_tokens": 6,
+}
+_SMOKE_HEAVY: dict[str, Any] = {
+    "oracle_cases": 2,
+    "oracle_tokens": 3,
+    "alone_cases": 1,
+    "output_max_tokens": 2**20,
+    "abort_requests": 4,
+    "abort_tokens": 4,
+    "crowd_tokens": 2,
 }

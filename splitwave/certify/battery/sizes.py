@@ -148,7 +148,10 @@ class RaggedHammer:
     shows = ("logprob",)
 
     def _plans(self, bench: Bench, steps: int) -> list[list[int]]:
-        sizes = [0, *walks.spread(sizes_of(bench.subject), bench.scale.grid_sizes_max)]
+        sizes = sizes_of(bench.subject)
+        if not bench.subject.envelope.capture_grid:
+            sizes = sizes[: bench.scale.hammer_size_max]
+        sizes = [0, *walks.spread(sizes, bench.scale.grid_sizes_max)]
         return walks.ragged(sizes, len(bench.rig.ranks()), steps, bench.scale.seed)
 
     async def observe(self, bench: Bench) -> Observed:

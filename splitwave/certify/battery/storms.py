@@ -15,8 +15,7 @@ from splitwave.core.evidence import Check as CheckName
 from splitwave.engine.port import EngineRequest
 from splitwave.engine.vllm.probe.breaks import Break
 
-PAUSE_S = 0.4
-"""A group without work votes and pauses within this: 16 steps, and some for a busy machine."""
+STAGES = ("prefill", "pull", "decode", "never")
 WAVES_PER_GAP_MIN = 0.25
 """Waves that must have begun for each gap of the storm, or the group never paused."""
 
@@ -30,11 +29,12 @@ class WaveStorm:
 
     async def observe(self, bench: Bench) -> Observed:
         """Bursts on all ranks with gaps in which the group pauses."""
+        scale = bench.scale
         plan = walks.storm(
-            bench.scale.storm_requests, len(bench.rig.ranks()), bench.scale.seed, pause_s=PAUSE_S
+            scale.storm_requests, len(bench.rig.ranks()), scale.seed, pause_s=scale.pause_s
         )
         waves = _waves(bench.rig)
-        asked = cases([3] * len(plan), bench.scale.storm_tokens, bench.scale.seed)
+        asked = cases([3] * len(plan), scale.storm_tokens, scale.seed)
         running = []
         for case, (gap_s, rank) in zip(asked, plan, strict=True):
             if gap_s:
@@ -43,17 +43,17 @@ class WaveStorm:
         took_s = await asyncio.gather(*running)
         return {
             "took_s": took_s,
-            "gaps": sum(gap_s >= PAUSE_S for gap_s, _ in plan),
+            "gaps": sum(gap_s >= scale.pause_s for gap_s, _ in plan),
             "waves": _waves(bench.rig) - waves,
         }
 
     async def observe_broken(self, bench: Bench) -> Observed:
         """One request to the first rank while the last one is deaf."""
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(bench.scale.pause_s)
         waves = _waves(bench.rig)
         case = cases([3], bench.scale.storm_tokens, bench.scale.seed)[0]
         deaf_s = bench.scale.storm_limit_s + 1.0
-        await asyncio.sleep(2 * PAUSE_S)
+        await asyncio.sleep(2 * bench.scale.pause_s)
         async with bench.broken(Break.LATE_WAKE, bench.rig.ranks()[-1], deaf_s):
             took_s = await _timed(bench.rig, case, 0)
         return {"took_s": [took_s], "gaps": 1, "waves": _waves(bench.rig) - waves}
@@ -96,8 +96,10 @@ class _Fate:
     """When a request of the abort storm is given up."""
 
     stage: str
-    """`prefill`, `pull`, `decode` or `never`."""
+    """One of `STAGES`: where it is then."""
     after_s: float
+    watched_s: float
+    """How long nothing may come any more."""
 
 
 class AbortStorm:
@@ -114,7 +116,7 @@ class AbortStorm:
         tokens = min(bench.scale.abort_tokens, bench.subject.envelope.traffic.output_max_tokens)
         asked = cases([2 + 3 * (place % 9) for place in range(count)], tokens, bench.scale.seed)
         fates = [
-            _Fate(("prefill", "pull", "decode", "never")[place % 4], source.random() * 0.05)
+            _Fate(STAGES[place % 4], source.random() * 0.05, bench.scale.pause_s)
             for place in range(count)
         ]
         ended = await asyncio.gather(
@@ -126,10 +128,7 @@ class AbortStorm:
         settled = await bench.rig.settled()
         held = await _held(bench.rig)
         return {
-            "by_stage": {
-                stage: sum(fate.stage == stage for fate in fates)
-                for stage in ("prefill", "pull", "decode", "never")
-            },
+            "by_stage": {stage: sum(fate.stage == stage for fate in fates) for stage in STAGES},
             "late_outputs": sum(late for late, _ in ended),
             "short": sum(
                 fate.stage == "never" and given != tokens
@@ -184,7 +183,7 @@ async def _live(rig: Rig, case: Case, fate: _Fate, rank: int) -> tuple[int, int]
         await asyncio.sleep(fate.after_s if fate.stage == "decode" else fate.after_s / 10)
         await rig.decode.abort([name])
         given = len(flight.outputs)
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(fate.watched_s)
         # A pull that was not yet done leaves the handoff to its owner.
         await rig.prefill.engine.release([name])
         return len(flight.outputs) - given, 0
@@ -204,5 +203,5 @@ async def _given_up_in_prefill(rig: Rig, case: Case, fate: _Fate, name: str) -> 
     await asyncio.sleep(fate.after_s)
     await rig.prefill.engine.release([name])
     given = len(flight.outputs)
-    await asyncio.sleep(PAUSE_S)
+    await asyncio.sleep(fate.watched_s)
     return len(flight.outputs) - given, 0

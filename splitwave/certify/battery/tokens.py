@@ -1,6 +1,8 @@
 """Checks that compare tokens: with an oracle, with another boot, and beside poisoned rows."""
 
+import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Sequence
 
 from splitwave.certify.battery.bench import Bench, Subject, difference_row, judge_differences
@@ -33,6 +35,21 @@ def oracle_cases(subject: Subject, scale: Scale) -> list[Case]:
     return greedy + feature_cases(5, min(tokens, FEATURE_TOKENS), scale.seed)
 
 
+def alone_cases(subject: Subject, scale: Scale) -> list[Case]:
+    """Those of the oracle's cases that run alone too: plain and sampled ones, evenly chosen."""
+    asked = oracle_cases(subject, scale)
+    return asked[:: math.ceil(len(asked) / scale.alone_cases)]
+
+
+async def alone_on_each_rank(bench: Bench) -> dict[str, Generated]:
+    """Generate one case after the other on one rank after the other; by rank and case."""
+    return {
+        f"{rank}/{case.name}": await bench.rig.generate(case, rank)
+        for rank in bench.rig.ranks()
+        for case in alone_cases(bench.subject, bench.scale)
+    }
+
+
 def edge_cases(subject: Subject, scale: Scale) -> list[Case]:
     """The longest output that the envelope lets in, behind the longest prompt that fits it, which
     is the longest sequence; and the longest prompt if that is another.
@@ -44,7 +61,7 @@ def edge_cases(subject: Subject, scale: Scale) -> list[Case]:
     sequence = envelope.sequence_max_tokens
     prompt = min(envelope.prompt_max_tokens, sequence - 2)
     if subject.mode.role == Role.PREFILL:
-        return cases([prompt], 2, scale.seed + 1)
+        return cases([prompt], 2, scale.seed + 2)
     output = min(envelope.traffic.output_max_tokens, sequence - 1)
     longest = cases([min(prompt, sequence - output)], output, scale.seed + 1)
     if len(longest[0].token_ids) == prompt:
@@ -56,7 +73,7 @@ def edge_cases(subject: Subject, scale: Scale) -> list[Case]:
 class Oracle:
     """Tokens and log probabilities equal an eager engine's of one rank.
 
-    Each case is generated alone on each rank, and all at once; at the full level those at the
+    All cases are generated at once, and some alone on each rank; at the full level those at the
     envelope's edges too, once, for they are long.
     """
 
@@ -65,31 +82,39 @@ class Oracle:
     shows = ("logprob",)
 
     async def observe(self, bench: Bench) -> Observed:
-        """Generate every case on every rank, then all together."""
+        """Generate cases alone on every rank, then all together, then those at the edges."""
         asked = oracle_cases(bench.subject, bench.scale)
         edges = edge_cases(bench.subject, bench.scale) if bench.subject.level is Level.FULL else []
-        answers = await (bench.plain or bench.oracle)([*asked, *edges])
-        right, right_at_edges = answers[: len(asked)], answers[len(asked) :]
-        rows, given = [], list[Generated]()
-        for rank in bench.rig.ranks():
-            for case, wanted in zip(asked, right, strict=True):
-                given.append(await bench.rig.generate(case, rank))
-                bench.remembered[f"{rank}/{case.name}"] = given[-1]
-                rows.append(difference_row(case, bench.difference(given[-1], wanted)))
-        together = await bench.all_at_once(asked)
-        rows += [
-            difference_row(case, bench.difference(ours, wanted))
-            for case, ours, wanted in zip(asked, together, right, strict=True)
-        ]
-        for case, wanted in zip(edges, right_at_edges, strict=True):
-            given.append(await bench.rig.generate(case, bench.rig.ranks()[-1]))
-            rows.append(difference_row(case, bench.difference(given[-1], wanted)))
+        if bench.plain is None:  # The group under test may be the oracle.
+            answers = await bench.oracle([*asked, *edges])
+            ours = await self._ours(bench, asked, edges)
+        else:
+            answers, ours = await asyncio.gather(
+                bench.plain([*asked, *edges]), self._ours(bench, asked, edges)
+            )
+        right = {case.name: wanted for case, wanted in zip([*asked, *edges], answers, strict=True)}
         return {
             "oracle": bench.oracle_words(),
-            "differences": rows,
+            "differences": [
+                difference_row(case, bench.difference(given, right[case.name]))
+                for case, given in ours
+            ],
             **_longest([*asked, *edges]),
-            "longest_output_tokens": max(len(each.token_ids) for each in given),
+            "longest_output_tokens": max(len(given.token_ids) for _, given in ours),
         }
+
+    async def _ours(
+        self, bench: Bench, asked: Sequence[Case], edges: Sequence[Case]
+    ) -> list[tuple[Case, Generated]]:
+        """What the group under test generates, case by case."""
+        alone = await alone_on_each_rank(bench)
+        bench.remembered |= alone
+        named = {case.name: case for case in asked}
+        given = [(named[name.partition("/")[2]], found) for name, found in alone.items()]
+        given += zip(asked, await bench.all_at_once(asked), strict=True)
+        return given + [
+            (case, await bench.rig.generate(case, bench.rig.ranks()[-1])) for case in edges
+        ]
 
     async def observe_broken(self, bench: Bench) -> Observed:
         """One short case on a rank with wrong weights."""
@@ -143,14 +168,9 @@ class TwoBoots:
         if bench.reboot is None:
             raise CheckBroken("the group cannot be started again")
         if not bench.remembered:  # The oracle's check was done by a battery before this one.
-            await self._remember(bench)
+            bench.remembered |= await alone_on_each_rank(bench)
         await bench.reboot()
         return await self._again(bench)
-
-    async def _remember(self, bench: Bench) -> None:
-        for case in oracle_cases(bench.subject, bench.scale):
-            for rank in bench.rig.ranks():
-                bench.remembered[f"{rank}/{case.name}"] = await bench.rig.generate(case, rank)
 
     async def observe_broken(self, bench: Bench) -> Observed:
         """The second boot with wrong weights."""
@@ -159,7 +179,7 @@ class TwoBoots:
 
     async def _again(self, bench: Bench, only_rank: int | None = None) -> Observed:
         rows = []
-        for case in oracle_cases(bench.subject, bench.scale):
+        for case in alone_cases(bench.subject, bench.scale):
             for rank in bench.rig.ranks():
                 if only_rank is None or rank == only_rank:
                     ours = await bench.rig.generate(case, rank)

@@ -1,0 +1,73 @@
+"""The plain engine is asked for each case once, and cases that run alone are of every sort."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from splitwave.certify.battery import plain
+from splitwave.certify.battery.bench import Subject
+from splitwave.certify.battery.cases import cases
+from splitwave.certify.battery.plain import PlainOracle
+from splitwave.certify.battery.scale import scale_for
+from splitwave.certify.battery.tokens import alone_cases, edge_cases, oracle_cases
+from splitwave.core.evidence import Level
+from splitwave.core.mode import Device, lookup
+from splitwave.engine.port import Role
+from splitwave.engine.vllm.aggregated import Answer, PlainSettings, Question
+from splitwave.engine.vllm.config import VllmGroupSettings
+from tests.unit.test_certify_judges import ENVELOPE, SUBJECT
+
+HEAVY = scale_for(Level.FULL, Device.CPU, weights_bytes=15 * 10**8)
+
+
+def settings(dtype: str = "float32") -> VllmGroupSettings:
+    return VllmGroupSettings(
+        role=Role.DECODE, mode="decode_cpu_eager", model_path=Path("m"), served_model="m",
+        group_id="g", epoch=1, log_dir=Path("logs"), dtype=dtype,
+    )  # fmt: skip
+
+
+async def test_what_was_answered_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+
+    async def answer(of: PlainSettings, questions: Sequence[Question]) -> list[Answer]:
+        asked.append([len(question.token_ids) for question in questions])
+        return [Answer(tuple(x.token_ids), ()) for x in questions]
+
+    monkeypatch.setattr(plain, "answer", answer)
+    oracle = PlainOracle()
+    few, more = cases([2, 5], 3, 1), cases([2, 5, 9], 3, 1)
+
+    first = await oracle.of(settings())(few)
+    second = await oracle.of(settings())(more)
+    again = await oracle.of(settings())(more)
+    await oracle.of(settings("bfloat16"))(few)
+    await oracle.of(settings())(cases([2, 5], 4, 1))
+
+    assert asked == [[2, 5], [9], [2, 5], [2, 5]]
+    assert [found.token_ids for found in second] == [case.token_ids for case in more]
+    assert second[:2] == first
+    assert again == second
+
+
+def test_cases_that_run_alone_are_some_of_the_oracles_plain_and_sampled() -> None:
+    asked = oracle_cases(SUBJECT, HEAVY)
+    alone = alone_cases(SUBJECT, HEAVY)
+
+    assert len(alone) == HEAVY.alone_cases < len(asked)
+    assert [case in asked for case in alone] == [True] * len(alone)
+    assert {case.features is None for case in alone} == {True, False}
+
+
+def test_both_subjects_of_a_battery_have_the_same_longest_prompt() -> None:
+    decode = Subject(
+        mode=lookup("decode_cpu_eager"), level=Level.FULL, envelope=ENVELOPE, dtype="float32",
+        block_size_tokens=32,
+    )  # fmt: skip
+    prefill = Subject(
+        mode=lookup("prefill_cpu_eager"), level=Level.FULL, envelope=ENVELOPE, dtype="float32",
+        block_size_tokens=32,
+    )  # fmt: skip
+
+    assert edge_cases(prefill, HEAVY)[-1] == edge_cases(decode, HEAVY)[-1]
