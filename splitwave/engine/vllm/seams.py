@@ -137,6 +137,7 @@ STEPS = (
 CPU = (
     _seam("vllm.platforms.cpu:CpuPlatform.get_device_communicator_cls"),
     _seam("vllm.platforms.cpu:CpuPlatform.check_and_update_config", "vllm_config"),
+    _seam("vllm.platforms.cpu:CpuPlatform.discover_numa_topology"),
     _seam(
         "vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.apply",
         "self output hidden_states w1 w2 topk_weights topk_ids activation global_num_experts "

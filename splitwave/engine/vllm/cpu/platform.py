@@ -27,3 +27,13 @@ class SplitwaveCpuPlatform(CpuPlatform):
         if fork_wanted():
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
             vllm_config.parallel_config.distributed_executor_backend = "uni"
+
+    @classmethod
+    def discover_numa_topology(cls) -> list[list[int]]:
+        """No core for vLLM's NIXL connector to pin its thread to, where that thread also computes.
+
+        It reserves the last core for a worker's transfers. With the worker in the engine's own
+        process all engines of a host would run on that core, and the others would be idle.
+        """
+        found: list[list[int]] = [] if fork_wanted() else super().discover_numa_topology()
+        return found
