@@ -1,19 +1,23 @@
-"""The plain engine is asked for each case once, and cases that run alone are of every sort."""
+"""Oracles are asked for each case once, and cases that run alone are of every sort."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any  # groups that are none
 
 import pytest
 
-from splitwave.certify.battery import plain
+from splitwave.certify.battery import plain, rig
 from splitwave.certify.battery.bench import Subject
 from splitwave.certify.battery.cases import cases
+from splitwave.certify.battery.drive import Flight
 from splitwave.certify.battery.plain import PlainOracle
+from splitwave.certify.battery.rig import Rig
 from splitwave.certify.battery.scale import scale_for
 from splitwave.certify.battery.tokens import alone_cases, edge_cases, oracle_cases
 from splitwave.core.evidence import Level
 from splitwave.core.mode import Device, lookup
-from splitwave.engine.port import Role
+from splitwave.engine.port import EngineRequest, Role
 from splitwave.engine.vllm.aggregated import Answer, PlainSettings, Question
 from splitwave.engine.vllm.config import VllmGroupSettings
 from tests.unit.test_certify_judges import ENVELOPE, SUBJECT
@@ -49,6 +53,38 @@ async def test_what_was_answered_is_not_asked_again(monkeypatch: pytest.MonkeyPa
     assert [found.token_ids for found in second] == [case.token_ids for case in more]
     assert second[:2] == first
     assert again == second
+
+
+async def test_a_boot_of_the_prefill_group_is_not_asked_again_and_the_next_one_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    class Prefill:
+        description = SimpleNamespace(epoch=1)
+
+        async def run(self, request: EngineRequest) -> Flight:
+            asked.append(len(request.token_ids))
+            return Flight()
+
+        async def close(self) -> None:
+            pass
+
+    async def started(_: VllmGroupSettings) -> Any:  # an engine that is none
+        return None
+
+    group: Any = Prefill()
+    case = cases([5], 3, 1)[0]
+    standing = Rig(Role.PREFILL, group, group)
+
+    first, second = await standing.whole(case), await standing.whole(case)
+    assert (first is second, asked) == (True, [5])
+
+    monkeypatch.setattr(rig, "start_group", started)
+    monkeypatch.setattr(rig, "Group", lambda _: group)
+    await standing.reboot(settings(), lambda words: None)
+    await standing.whole(case)
+    assert asked == [5, 5]
 
 
 def test_cases_that_run_alone_are_some_of_the_oracles_plain_and_sampled() -> None:

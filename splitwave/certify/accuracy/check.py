@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any  # JSON
@@ -32,6 +32,8 @@ the score too. Beyond them agreement still counts; the figures say so."""
 TOLD_MAX = 4
 
 Say = Callable[[str], None]
+Score = Callable[[Path, Command, Task, Path], Awaitable[list[Sample]]]
+"""Asks a running stack a task's items: `lm_eval.score`, or in tests what needs no harness."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,7 @@ class AccuracyCheck:
     directory: Path
     environment: Mapping[str, str]
     """The stacks' variables."""
+    score: Score = lm_eval.score
     name: CheckName = CheckName.ACCURACY
     broken: str = "each token goes to the expert after the one that its router chose"
     shows: Sequence[str] = ("agreement",)
@@ -160,7 +163,7 @@ class AccuracyCheck:
         async with gateway.running(command, {**self.environment, **environment}):
             if command is self.gateway.main:
                 self._ran = gateway.read_fingerprints(command)
-            samples = [await lm_eval.score(python, command, asked, directory) for asked in tasks]
+            samples = [await self.score(python, command, asked, directory) for asked in tasks]
             return samples, await gateway.steps_run(command)
 
     async def _aggregated(self, model_path: Path, asked: Task) -> list[str]:

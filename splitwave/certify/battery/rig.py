@@ -39,6 +39,8 @@ class Rig:
         self.role = target
         self.prefill, self.decode = prefill, decode
         self._names = itertools.count()
+        self._known: dict[str, Generated] = {}
+        """What the prefill group generates alone, by case: that of one boot does not change."""
 
     @property
     def target(self) -> Group:
@@ -53,15 +55,23 @@ class Rig:
         """An id that no request has had."""
         return f"{word}/{next(self._names)}"
 
-    async def whole(self, case: Case, rank: int = 0) -> Generated:
-        """Generate on the prefill group alone, prompt to end: the aggregated way."""
+    async def whole(self, case: Case) -> Generated:
+        """Generate on the prefill group alone, prompt to end: the aggregated way.
+
+        What a boot was asked before it is not asked again: both subjects of a battery ask for much
+        the same. So nothing may be broken on it meanwhile.
+        """
+        if (known := self._known.get(repr(case))) is not None:
+            return known
         request = EngineRequest(
             engine_request_id=self.name("whole"),
-            rank=rank,
+            rank=0,
             token_ids=case.token_ids,
             sampling=case.sampling,
         )
-        return _checked(await self.prefill.run(request), request).generated()
+        found = _checked(await self.prefill.run(request), request).generated()
+        self._known[repr(case)] = found
+        return found
 
     async def generate(self, case: Case, rank: int) -> Generated:
         """Prefill on one group, decode on the other; `rank` is the target's."""
@@ -148,6 +158,7 @@ class Rig:
         group = Group(await start_group(replace(settings, epoch=epoch)))
         if self.role is Role.PREFILL:
             self.prefill = group
+            self._known.clear()
         else:
             self.decode = group
 
