@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any  # JSON
 
 from bench.decode_modes import page as decode_modes
+from bench.split import page as split
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/benchmarks.md"
@@ -235,6 +236,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu modes": cpu_modes,
     "cpu modes origin": partial(origin, "cpu_modes"),
     "decode modes": lambda: decode_modes.text(decode_modes.read()),
+    "split": lambda: split.text(split.read()),
 }
 """By marker."""
 
@@ -254,7 +256,8 @@ def filled(page: str) -> str:
 def main() -> int:
     """Renew the page and its plots."""
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, svg in decode_modes.plots(decode_modes.read()).items():
+    plots = decode_modes.plots(decode_modes.read()) | split.plots(split.read())
+    for name, svg in plots.items():
         decode_modes.PLOTS.mkdir(exist_ok=True)
         (decode_modes.PLOTS / name).write_text(svg, encoding="utf-8")
     return 0

@@ -1,0 +1,129 @@
+"""A system's host as its starter sees it: what it says, and how it ends."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any  # results are JSON
+
+import psutil
+import pytest
+
+from bench.split import __main__ as command
+from bench.split.cells import Store
+from bench.split.settings import Comparison
+
+FAKE = """#!{python}
+import json, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+job = json.loads(pathlib.Path(sys.argv[-1]).read_text())
+child = subprocess.Popen(["sleep", "300"])
+pathlib.Path(r"{folder}/pids").open("a").write(str(child.pid) + "\\n")
+def say(**fields):
+    print(json.dumps(fields), flush=True)
+def end(code):
+    child.kill()
+    sys.exit(code)
+cells = job["cells"]
+{body}
+end(0)
+"""
+FACTS = {
+    "command": "c", "git_sha": "s", "git_dirty": False, "python": "3", "cpu": "x", "cores": 2,
+    "began": "now",
+}  # fmt: skip
+
+
+@pytest.fixture
+def run_as(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Run one system whose host does as told; its cells, and what was said."""
+
+    def run(body: str, *, limit_s: float = 20.0, budget_s: float | None = None) -> dict[str, Any]:
+        fake = tmp_path / "host"
+        fake.write_text(FAKE.format(python=sys.executable, folder=tmp_path, body=body))
+        fake.chmod(0o755)
+        monkeypatch.setattr(command, "_TETHER", (str(fake),))
+        monkeypatch.setattr(command, "STOP_S", 0.5)
+        comparison = Comparison.read("split_sim")
+        none = dict.fromkeys(("warm_s", "measure_s", "cool_s", "drain_s", "boot_s"), 0.0)
+        times = dataclasses.replace(comparison.times, **none, system_s=limit_s)
+        comparison = dataclasses.replace(comparison, times=times)
+        asked = argparse.Namespace(
+            engine="sim", model=None, systems="", shapes="1024x128", loads="", out=tmp_path / "sim",
+            workloads=tmp_path, budget_s=budget_s, again=False,
+        )  # fmt: skip
+        store = Store(asked.out, comparison, "sim")
+        made = command.Run(asked, comparison, store, [], FACTS, tmp_path / "run")
+        monkeypatch.setattr(made, "say", said.append)
+        made.one(comparison.system("split"))
+        for pid in (tmp_path / "pids").read_text().split():
+            assert is_gone(int(pid)), "the host's child is left"
+        merged = json.loads(asked.out.read_text())
+        return {cell["cell"]: cell for cell in merged["cells"]}
+
+    said.clear()
+    return run
+
+
+def is_gone(pid: int) -> bool:
+    """True also if nobody has asked yet how it ended."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+said: list[str] = []
+FIRST, *OTHERS = (f"split.1024x128.poisson-{rate}" for rate in (2, 4, 8))
+
+
+def test_a_host_that_does_not_end_is_ended_at_its_limit_with_the_cell_it_was_in(
+    run_as: Callable[..., dict[str, Any]],
+) -> None:
+    began_s = time.monotonic()
+    cells = run_as(
+        "if len(cells) == 3:\n    say(begun=cells[0]); time.sleep(300)\n"
+        "for cell in cells:\n    say(begun=cell); say(done=cell)\n",
+        limit_s=1.5,
+    )
+
+    assert time.monotonic() - began_s < 15.0
+    assert cells[FIRST]["status"] == "failed"
+    assert cells[FIRST]["reason"] == "it was ended after its limit of 2 s"
+    assert len([line for line in said if "starts" in line]) == 2, "the rest were run"
+
+
+def test_a_host_that_never_comes_up_fails_every_cell_by_its_last_words(
+    run_as: Callable[..., dict[str, Any]],
+) -> None:
+    cells = run_as("say(failed='no GPU'); end(1)")
+
+    assert {cell["status"] for cell in cells.values()} == {"failed"}
+    assert {cell["reason"] for cell in cells.values()} == {"no GPU"}
+    assert list(cells) == [FIRST, *OTHERS]
+    assert len([line for line in said if "starts" in line]) == 1
+
+
+def test_a_host_that_dies_without_a_word_leaves_the_end_of_its_log(
+    run_as: Callable[..., dict[str, Any]],
+) -> None:
+    cells = run_as("print('the cause', file=sys.stderr); end(3)")
+
+    assert {cell["reason"] for cell in cells.values()} == {"the cause"}
+
+
+def test_a_cell_that_the_budget_cuts_off_is_left_for_another_time(
+    run_as: Callable[..., dict[str, Any]],
+) -> None:
+    assert run_as("say(begun=cells[0]); time.sleep(300)", budget_s=3.6) == {}
+
+    assert len([line for line in said if "starts" in line]) == 1
+
+
+def test_a_host_that_has_no_time_left_is_not_started_again(
+    run_as: Callable[..., dict[str, Any]],
+) -> None:
+    cells = run_as("say(stopped='no time is left', cell=cells[0])")
+
+    assert cells == {}
+    assert len([line for line in said if "starts" in line]) == 1
