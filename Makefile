@@ -68,6 +68,7 @@ clients: install ## Other people's clients against a stack: openai, buf curl, vl
 	@$(BIN)/python -m pytest tests/clients
 
 clients-all: install ## And those with large environments: lm-eval, aiperf.
+	@$(BIN)/python -m tests.clients.environments lm-eval aiperf
 	@SPLITWAVE_CLIENTS=all $(BIN)/python -m pytest tests/clients
 
 ci-system: ## As root on Debian: the browser and the promtool that some tests need.

@@ -1,4 +1,4 @@
-"""One stack for all clients of a run: the real one where vLLM is, simulated engines elsewhere."""
+"""The stacks that clients are run against, and a gateway in front of one."""
 
 import contextlib
 import json
@@ -9,12 +9,14 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any  # JSON
 
 import pytest
 
 from splitwave.demo_model import DemoModelOptions, Variant, build
 from tests.clients.documented import Target, command
 from tests.clients.environments import ROOT
+from tests.clients.sessions import openai_session
 from tests.e2e.live_stack import free_ports, running
 
 SMG_READY_S = 60.0
@@ -32,6 +34,12 @@ def target(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Simulated engines under the tiny model's tokenizer."""
     with stack(model_dir, tmp_path_factory.mktemp("run"), "--engine", "sim") as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def told(target: Target) -> dict[str, Any]:
+    """What the openai package saw of that stack."""
+    return openai_session(target.http, target.model)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,7 @@
-"""Clients with large environments: `make clients-all` runs them, `make test` does not."""
+"""lm-eval as the battery runs it: `make clients-all` does, `make test` does not."""
 
 import asyncio
-import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -11,26 +9,8 @@ from splitwave.certify.accuracy import gateway
 from splitwave.certify.accuracy.gateway import Command
 from splitwave.certify.accuracy.lm_eval import Sample, score
 from splitwave.certify.accuracy.task import few_shot
-from tests.clients.documented import Target, run
-from tests.clients.environments import ROOT, client
+from tests.clients.environments import client
 from tests.e2e.live_stack import free_ports
-
-
-def test_lm_eval_generates_and_compares_likelihoods(target: Target) -> None:
-    said = run("lm-eval", target)
-
-    rows = dict(re.findall(r"^\|(\w+)\s*\|Yaml.*?\|↑\s*\|\s*([\d.]+)\|", said, re.M))
-    assert rows.keys() == {"capitals", "colours"}
-    assert all(0.0 <= float(value) <= 1.0 for value in rows.values())
-
-
-def test_aiperf(target: Target) -> None:
-    run("aiperf", target)
-
-    told = json.loads((ROOT / "build/aiperf/profile_export_aiperf.json").read_text())
-    assert told["request_count"]["avg"] == 8
-    assert told["output_sequence_length"]["avg"] == 8
-    assert told["time_to_first_token"]["avg"] > 0
 
 
 def test_lm_eval_scores_the_batterys_task(model_dir: Path, tmp_path: Path) -> None:

@@ -1,17 +1,10 @@
 """The openai package, sync and async, against a stack of simulated engines."""
 
-import pytest
-
 from splitwave.core.generation import Sampling
 from splitwave.engine.sim import SimModel
 from tests.clients.documented import Target
 from tests.clients.openai_session import PROMPT
-from tests.clients.sessions import check_texts, openai_session
-
-
-@pytest.fixture(scope="module")
-def told(target: Target) -> dict[str, object]:
-    return openai_session(target.http, target.model)
+from tests.clients.sessions import check_texts
 
 
 def test_streams_choices_and_chats_agree(told: dict[str, object], target: Target) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from typing import Any  # JSON
 
 import grpc
 import pytest
@@ -21,13 +22,13 @@ def front(target: Target) -> Iterator[Target]:
         yield started
 
 
-def test_its_answers_are_those_of_the_router(front: Target) -> None:
-    through, direct = (openai_session(a, front.model) for a in (front.smg, front.http))
+def test_its_answers_are_those_of_the_router(front: Target, told: dict[str, Any]) -> None:
+    through = openai_session(front.smg, front.model)
 
     check_texts(through, front.model)
     for part in ("texts", "chats"):
-        same = {"whole", "streamed", "several", "usage", "stopped"} & direct[part].keys()
-        assert {k: through[part][k] for k in same} == {k: direct[part][k] for k in same}
+        same = {"whole", "streamed", "several", "usage", "stopped"} & told[part].keys()
+        assert {k: through[part][k] for k in same} == {k: told[part][k] for k in same}
 
 
 def test_nothing_that_it_left_goes_on(front: Target) -> None:

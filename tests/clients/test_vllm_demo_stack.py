@@ -17,9 +17,10 @@ from tests.clients.documented import Target, run
 from tests.clients.environments import ROOT
 from tests.clients.sessions import check_texts, openai_session
 from tests.conftest import ALL_CLIENTS
+from tests.e2e.live_stack import READY_TIMEOUT_S
 
-pytestmark = pytest.mark.timeout(600)
 SLOW_S = 540.0
+pytestmark = pytest.mark.timeout(SLOW_S + READY_TIMEOUT_S + 60.0)
 FEW = 8
 """Streams at once: the demo's model is slow."""
 MODEL_DIR = os.environ.get("SPLITWAVE_DEMO_MODEL_DIR", "")
@@ -39,14 +40,21 @@ def test_the_openai_package(demo: Target) -> None:
     said = run("openai", demo)
 
     assert "The capital of France is Paris" in said.replace("\n", "")
+    usage, refusal = said.splitlines()[-2:]
+    assert 0 < int(usage) <= 8
+    assert refusal == "model_not_found model"
     check_texts(openai_session(demo.http, demo.model, FEW), demo.model)
 
 
 def test_buf_curl_by_reflection(demo: Target) -> None:
     said = run("buf", demo)
 
+    assert "splitwave.v1alpha1.GenerateService\nvllm.grpc.engine.VllmEngine\n" in said
+    assert f'"name": "{demo.model}"' in said
     assert '"status": "SERVING"' in said
     assert '"finishReason": "FINISH_REASON_LENGTH"' in said
+    (ids,) = re.findall(r'"outputIds": \[(.*?)\]', said, re.S)
+    assert len(ids.split(",")) == 4
 
 
 def test_smg_in_front(demo: Target) -> None:
@@ -54,11 +62,11 @@ def test_smg_in_front(demo: Target) -> None:
         said = run("smg", front)
 
     assert '"completion_tokens":8' in said
+    assert '"finish_reason":"length"' in said
 
 
-@large
 def test_vllm_bench_serve(demo: Target) -> None:
-    said = run("vllm-bench", demo, SLOW_S)
+    said = run("vllm-bench", demo, SLOW_S)  # It imports vLLM twice.
 
     assert re.findall(r"Successful requests:\s+(\d+)", said) == ["8", "8"]
     assert re.findall(r"Failed requests:\s+(\d+)", said) == ["0", "0"]
@@ -76,9 +84,12 @@ def test_lm_eval_generates_and_compares_likelihoods(demo: Target) -> None:
 
 @large
 def test_aiperf(demo: Target) -> None:
+    export = ROOT / "build/aiperf/profile_export_aiperf.json"
+    export.unlink(missing_ok=True)  # An earlier run's proves nothing.
+
     run("aiperf", demo, SLOW_S)
 
-    told = json.loads((ROOT / "build/aiperf/profile_export_aiperf.json").read_text())
+    told = json.loads(export.read_text())
     assert told["request_count"]["avg"] == 8
     assert 0 < told["output_sequence_length"]["avg"] <= 8, "the model may end by itself"
     assert told["time_to_first_token"]["avg"] > 0
