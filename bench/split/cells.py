@@ -99,7 +99,9 @@ class Store:
             if rate >= cell.load.value:
                 return None
             kept = self.read(Cell(cell.system, cell.shape, Load(kind="poisson", value=rate)))
-            if kept is not None and kept["status"] == "done" and kept["good_share"] < share:
+            if kept is None or kept["status"] != "done" or kept["good_share"] is None:
+                continue
+            if kept["good_share"] < share:
                 return rate
         return None
 

@@ -9,6 +9,7 @@ says what it does, a JSON object a line.
 import asyncio
 import ctypes
 import json
+import resource
 import shutil
 import signal
 import sys
@@ -222,6 +223,8 @@ async def run(job: Job) -> int:
 
 def main(arguments: Mapping[str, Any] | None = None) -> int:
     """Host one system."""
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))  # A stream is a file.
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
     told = arguments or json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     return asyncio.run(run(msgspec.convert(told, Job)))

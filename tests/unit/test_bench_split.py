@@ -264,7 +264,7 @@ def store(tmp_path: Path) -> Callable[..., Store]:
 CELLS = wanted(SIM, SIM.system("split"), Chosen())
 
 
-def done(good_share: float = 1.0) -> dict[str, Any]:
+def done(good_share: float | None = 1.0) -> dict[str, Any]:
     return {"status": "done", "good_share": good_share}
 
 
@@ -308,6 +308,8 @@ def test_rates_above_one_that_was_too_much_are_left_out(store: Callable[..., Sto
     ]  # fmt: skip
     left_out = {cell.name for cell in CELLS} - pending
     assert left_out == {CELLS[1].name, CELLS[2].name, CELLS[3].name}
+    store().keep(CELLS[1], done(good_share=None))
+    assert store().is_pending(CELLS[2]), "a rate at which nothing was due tells nothing"
     other = Cell("aggregated", CELLS[2].shape, CELLS[2].load)
     assert store().is_pending(other), "what one system cannot carry another may"
 
