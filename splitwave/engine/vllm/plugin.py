@@ -66,3 +66,8 @@ def register() -> None:
 
         seams.check_seams(fit.SEAMS)
         install.install(transport)
+    elif switches.handovers_wanted():
+        from splitwave.engine.vllm.worst_token import fit, handover
+
+        seams.check_seams(fit.MICROBATCHES)
+        handover.install()

@@ -7,6 +7,7 @@
 | SPLITWAVE_WAVE_EPOCH | a number | ranks report to the coordinator of this epoch of their group |
 | SPLITWAVE_PROBE | 1 | `splitwave certify` may look into a running engine, and break it |
 | SPLITWAVE_WORST_TOKEN | v2, legacy | GPU: whole decode steps as graphs over this transport |
+| SPLITWAVE_HANDOVERS | 1 | GPU: eager microbatches wait within a bound, and fail together |
 | SPLITWAVE_COLLECTIVE_MARKS | 0 | GPU: the device does not count the collectives that have ended |
 | SPLITWAVE_COLLECTIVE_TIMEOUT_S | seconds | GPU: a rank that waits longer reports and ends (30) |
 | SPLITWAVE_WEDGE_DIR | a directory | GPU: where such reports are left; a group sets its own |
@@ -24,6 +25,7 @@ FORK = "SPLITWAVE_FORK"
 NIXL_PROGRESS_THREAD = "SPLITWAVE_NIXL_PROGRESS_THREAD"
 WAVE_EPOCH = "SPLITWAVE_WAVE_EPOCH"
 WORST_TOKEN = "SPLITWAVE_WORST_TOKEN"
+HANDOVERS = "SPLITWAVE_HANDOVERS"
 COLLECTIVE_MARKS = "SPLITWAVE_COLLECTIVE_MARKS"
 COLLECTIVE_TIMEOUT = "SPLITWAVE_COLLECTIVE_TIMEOUT_S"
 COLLECTIVE_TIMEOUT_S = 30.0
@@ -94,6 +96,11 @@ def worst_token_transport(environ: Mapping[str, str] = os.environ) -> str | None
     if value not in (None, "v2", "legacy"):
         raise ValueError(f"{WORST_TOKEN} is {value!r}; set it to v2 or legacy")
     return value
+
+
+def handovers_wanted(environ: Mapping[str, str] = os.environ) -> bool:
+    """True if microbatch threads are to wait for each other within a bound, and fail together."""
+    return _flag(HANDOVERS, "0", environ)
 
 
 def collective_marks_wanted(environ: Mapping[str, str] = os.environ) -> bool:

@@ -18,6 +18,19 @@ RECEIVER = _seam(
 )
 """Where deep_ep is: vLLM's module imports it."""
 
+MICROBATCHES = (
+    _seam(
+        "vllm.v1.worker.gpu.ubatch_utils:UBatchRunner",
+        "vllm_config device model_state attn_groups kv_cache_config max_num_reqs",
+    ),
+    _seam("vllm.v1.worker.ubatching:UBatchContext.__exit__", "self exc_type exc_val exc_tb"),
+    _seam(
+        "vllm.v1.worker.gpu.ubatch_utils:make_ubatch_contexts",
+        "num_micro_batches compute_stream comm_stream forward_contexts ready_barrier schedule",
+    ),
+)
+"""Where microbatch threads wait for one another."""
+
 SEAMS = (
     _seam(
         "vllm.config.compilation:CompilationConfig.set_splitting_ops_for_v1",
@@ -49,15 +62,7 @@ SEAMS = (
     _seam(f"{_GRAPHS}:ModelCudaGraphManager.run_fullgraph", "self desc"),
     _seam("vllm.v1.worker.ubatching:dbo_current_ubatch_id", ""),
     _seam("vllm.v1.worker.ubatching:dbo_enabled", ""),
-    _seam(
-        "vllm.v1.worker.gpu.ubatch_utils:UBatchRunner",
-        "vllm_config device model_state attn_groups kv_cache_config max_num_reqs",
-    ),
-    _seam("vllm.v1.worker.ubatching:UBatchContext.__exit__", "self exc_type exc_val exc_tb"),
-    _seam(
-        "vllm.v1.worker.gpu.ubatch_utils:make_ubatch_contexts",
-        "num_micro_batches compute_stream comm_stream forward_contexts ready_barrier schedule",
-    ),
+    *MICROBATCHES,
     _seam(
         "vllm.v1.worker.gpu.dp_utils:sync_cudagraph_and_dp_padding",
         "cudagraph_manager desired_batch_desc num_tokens num_reqs uniform_token_count dp_size "

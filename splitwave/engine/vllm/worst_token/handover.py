@@ -12,6 +12,7 @@ from typing import Any  # vLLM's microbatch contexts are untyped here
 
 HANDOVER_TIMEOUT_S = 300.0
 """A kernel that is compiled at its first use may take minutes; a hang is forever."""
+_MARK = "splitwave_handovers"
 
 
 class MicrobatchFailed(RuntimeError):
@@ -108,3 +109,20 @@ def plain_when_one_is_empty(agree: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return agreed
+
+
+def install() -> None:
+    """Bound the waits of this process's microbatch threads, in captured and in eager steps.
+
+    Idempotent: what is wrapped is marked.
+    """
+    from vllm.v1.worker import ubatching
+    from vllm.v1.worker.gpu import ubatch_utils
+
+    runner, context = ubatch_utils.UBatchRunner, ubatching.UBatchContext
+    if getattr(runner, _MARK, False):
+        return
+    setattr(runner, _MARK, True)
+    ubatch_utils.make_ubatch_contexts = bounded(ubatch_utils.make_ubatch_contexts)
+    runner.__init__ = met(runner.__init__)
+    context.__exit__ = told(context.__exit__)

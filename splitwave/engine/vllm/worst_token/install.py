@@ -89,13 +89,9 @@ def _install_runner(transport: Transport) -> None:
 
 
 def _install_microbatches() -> None:
-    from vllm.v1.worker import ubatching
-    from vllm.v1.worker.gpu import dp_utils, ubatch_utils
+    from vllm.v1.worker.gpu import dp_utils
 
-    ubatch_utils.make_ubatch_contexts = handover.bounded(ubatch_utils.make_ubatch_contexts)
-    runner = ubatch_utils.UBatchRunner
-    runner.__init__ = handover.met(runner.__init__)
-    ubatching.UBatchContext.__exit__ = handover.told(ubatching.UBatchContext.__exit__)
+    handover.install()
     dp_utils.sync_cudagraph_and_dp_padding = handover.plain_when_one_is_empty(
         dp_utils.sync_cudagraph_and_dp_padding
     )
