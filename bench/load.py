@@ -68,10 +68,11 @@ async def drive(address: str, model: str, asks: Sequence[Ask]) -> list[Sample]:
 
 
 async def _stream(http: aiohttp.ClientSession, model: str, asks: Sequence[Ask]) -> list[Sample]:
-    return [await _request(http, model, ask) for ask in asks]
+    return [await request(http, model, ask) for ask in asks]
 
 
-async def _request(http: aiohttp.ClientSession, model: str, ask: Ask) -> Sample:
+async def request(http: aiohttp.ClientSession, model: str, ask: Ask) -> Sample:
+    """Send one and keep the time of its events. RuntimeError if it does not come whole."""
     body = {
         "model": model,
         "prompt": ask.prompt,

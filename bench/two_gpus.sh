@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measurements that need two GPUs of one host, side by side where they do not disturb each other.
 #   bench/two_gpus.sh PART... RESULTS     parts: tune modes models v3 hammer long
+#                                                split handoff prefill repeated
 # Results, logs' ends included, are kept up to date in RESULTS/two_gpus.tgz while it runs.
 set -u
 results=${*: -1}
@@ -55,6 +56,30 @@ by_turns() { # by_turns SECONDS WORD...: boot together, measure one by one
   local boot=$1
   shift
   "$python" -m bench.decode_modes.turn --folder "$work/turn" --boot-s "$boot" "$@" 2>&1
+}
+
+# Engines are started by vLLM's entry points, which a copy of the tree that is not installed lacks.
+if ! "$python" -c 'import importlib.metadata as m; m.distribution("splitwave")' 2>/dev/null; then
+  "$python" -c '
+import pathlib, sys, tomllib
+project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
+folder = pathlib.Path(sys.argv[1]) / "splitwave-0.dist-info"
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "METADATA").write_text("Metadata-Version: 2.1\nName: splitwave\nVersion: 0\n")
+groups = [
+    "[" + group + "]\n" + "".join(f"{name} = {place}\n" for name, place in points.items())
+    for group, points in project["entry-points"].items()
+]
+(folder / "entry_points.txt").write_text("\n".join(groups))
+' "$work/installed"
+  export PYTHONPATH=$work/installed:$PWD${PYTHONPATH:+:$PYTHONPATH}
+fi
+
+whole() { # whole NAME SECONDS WORD...: one script with its time limit, its end told
+  local name=$1 seconds=$2
+  shift 2
+  timeout -k 10 "$seconds" "$python" "$@" >"$work/$name.log" 2>&1
+  said "$name: $? $(tail -n 4 "$work/$name.log" | tr '\n' ' ' | head -c 600)"
 }
 
 for part in "${parts[@]}"; do
@@ -133,6 +158,32 @@ for part in "${parts[@]}"; do
       for name in long_v2 long_legacy long_eager tbo poison unsanitised poison_legacy wedge; do
         said "$name: $(tail -n 1 "$work/$name.log")"
       done
+      ;;
+    split) # prefill and decode groups of two ranks on the same two GPUs: right, not fast
+      whole split "${SPLIT_S:-420}" -m bench.split_gpu_check --device cuda \
+        --work-dir "$work/split" --out "$work/out/split_gpu_check.json"
+      cp "$work"/split/logs/*.log "$work/" 2>/dev/null
+      ;;
+    handoff) # KV from one GPU's cache into the other's, alone
+      whole handoff "${HANDOFF_S:-500}" -m bench.handoff --device cuda --limit-s 150 \
+        --work-dir "$work/handoff" --out "$work/out/handoff_gpu.json"
+      ;;
+    prefill) # eager prefill with and without two microbatches
+      mapfile -t words < <(
+        for name in whole dbo_sms8 dbo_sms12 dbo_sms16 dbo_sms20; do
+          printf '%s\n' -- "$python" -m bench.prefill_modes --models "$model" --only "$name" \
+            --memory-share 0.15 --row-limit-s "${ROW_S:-300}" --work-dir "$work/prefill" \
+            --out "$work/prefill_$name.json"
+        done
+      )
+      by_turns 150 "${words[@]}"
+      whole prefill_merged 60 -m bench.prefill_modes.merge --work-dir "$work/prefill" \
+        --out "$work/out/prefill_modes.json" "$work"/prefill_{whole,dbo_sms8,dbo_sms12,dbo_sms16,dbo_sms20}.json
+      ;;
+    repeated) # the twentieth long prompt beside the second, through the whole system
+      whole repeated "${REPEATED_S:-420}" -m bench.repeated --device cuda \
+        --work-dir "$work/repeated" --out "$work/out/repeated_gpu.json"
+      cp "$work"/repeated/logs/*.log "$work/" 2>/dev/null
       ;;
     *)
       said "no such part"

@@ -4,7 +4,7 @@ An iteration is one forward pass on every rank: of its requests, or a dummy one 
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any  # vLLM's objects are untyped here
 
 from bench.decode_modes.spec import Spec
@@ -52,12 +52,14 @@ def arguments(spec: Spec) -> dict[str, Any]:
 class LockStep:
     """The engine core of one rank, and what its requests have got so far."""
 
-    def __init__(self, spec: Spec, rank: int) -> None:
+    def __init__(
+        self, spec: Spec, rank: int, make: Callable[[Spec], dict[str, Any]] = arguments
+    ) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
 
-        self.config = EngineArgs(**arguments(spec)).create_engine_config()
+        self.config = EngineArgs(**make(spec)).create_engine_config()
         parallel = self.config.parallel_config
         assert parallel.data_parallel_rank == rank
         self._parallel = type(parallel)

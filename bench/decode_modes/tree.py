@@ -100,15 +100,17 @@ def _die_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def started(spec: Spec, mode_env: Mapping[str, str], caches: Path) -> Iterator["Tree"]:
-    """The row's processes; all are dead, with their children, when this is left."""
+def started(
+    spec: Spec, mode_env: Mapping[str, str], caches: Path, module: str = "bench.decode_modes.rank"
+) -> Iterator["Tree"]:
+    """The row's processes, a rank's each; all are dead, with their children, when this is left."""
     out_dir, port = Path(spec.out_dir), free_ports()
     out_dir.mkdir(parents=True, exist_ok=True)
     spec.save(out_dir / "spec.json")
     tree = Tree(out_dir)
     try:
         for rank in range(RANKS):
-            command = [sys.executable, "-m", "bench.decode_modes.rank"]
+            command = [sys.executable, "-m", module]
             command += ["--spec", str(out_dir / "spec.json"), "--rank", str(rank)]
             with (out_dir / f"rank{rank}.log").open("w") as log:
                 tree.ranks.append(

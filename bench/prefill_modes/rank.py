@@ -1,0 +1,152 @@
+"""One rank's process of a row: builds its engine, prefills, reports as JSON lines."""
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any  # reports are JSON
+
+from bench.decode_modes.engine import LockStep
+from bench.decode_modes.phases import figures, steps_between
+from bench.decode_modes.rank import Kept, Reports
+from bench.decode_modes.traffic import FIRST_ID, RANKS, Request
+from bench.decode_modes.turn import wait_for_turn
+from bench.prefill_modes.spec import PrefillSpec, load, phases
+
+SEATS_MAX = 64
+BLOCK_STEP_TOKENS = 64
+KV_BYTES_MORE = 256 << 20
+
+
+def arguments(spec: PrefillSpec) -> dict[str, Any]:
+    """vLLM's engine arguments of a row."""
+    from bench.decode_modes.weights import LOAD_FORMAT, BenchWorker
+
+    longest = max(spec.lengths) + BLOCK_STEP_TOKENS
+    kv_tokens = 2 * (spec.step_max_tokens + SEATS_MAX * BLOCK_STEP_TOKENS + longest)
+    return {
+        "model": spec.model_dir,
+        "skip_tokenizer_init": True,
+        "dtype": spec.dtype,
+        "load_format": LOAD_FORMAT,
+        "seed": spec.seed,
+        "enable_expert_parallel": True,
+        "distributed_executor_backend": "uni",
+        "enable_prefix_caching": False,
+        "max_num_seqs": SEATS_MAX,
+        "max_num_batched_tokens": spec.step_max_tokens,
+        "max_model_len": longest + -longest % BLOCK_STEP_TOKENS,
+        "kv_cache_memory_bytes": kv_tokens * spec.kv_token_bytes + KV_BYTES_MORE,
+        "generation_config": "vllm",
+        "worker_extension_cls": f"{BenchWorker.__module__}.{BenchWorker.__qualname__}",
+    } | spec.arguments
+
+
+class Prefills:
+    """One rank's run of a row."""
+
+    def __init__(
+        self,
+        spec: PrefillSpec,
+        rank: int,
+        engine: LockStep,
+        report: Callable[..., None],
+        keep: Kept,
+    ) -> None:
+        self._spec, self._rank, self._engine = spec, rank, engine
+        self._report, self._keep = report, keep
+
+    def run(self) -> None:
+        """Every phase, each with its own prompts."""
+        for name, length, count in phases(self._spec.lengths, self._spec.step_max_tokens):
+            self._phase(name, length, count)
+
+    def _phase(self, name: str, length: int, count: int) -> None:
+        engine, spec = self._engine, self._spec
+        self._report({"begins": f"{name}: {count} prompts of {length}"})
+        times_ms, before = [], engine.ask("bench_steps")
+        for turn in range(spec.warm + spec.timed):
+            if turn == spec.warm:
+                before = engine.ask("bench_steps")
+            times_ms.append(self._step([self._prompt(name, length, turn, n) for n in range(count)]))
+        times_ms = times_ms[spec.warm :]
+        self._report(
+            {
+                "phase": name,
+                "prompts": count,
+                "prompt_tokens": length,
+                **figures(times_ms),
+                "tokens_per_s": count * length * 1000 / statistics.median(times_ms),
+                **steps_between(before, engine.ask("bench_steps")),
+            }
+        )
+        self._keep(name, dict(engine.tokens))
+        engine.tokens.clear()
+
+    def _step(self, requests: list[Request]) -> float:
+        """Milliseconds until every rank has the first token of each of its prompts."""
+        engine = self._engine
+        engine.any_rank(False)
+        began_s = time.perf_counter()
+        engine.add(requests)
+        while engine.any_rank(bool(engine.unfinished)):
+            engine.step()
+        return (time.perf_counter() - began_s) * 1e3
+
+    def _prompt(self, phase: str, length: int, turn: int, number: int) -> Request:
+        """The same in every row, another on each rank and in each turn."""
+        name = f"{phase}/{turn}/{self._rank}/{number}"
+        draw = random.Random(f"{self._spec.seed}/{name}")  # reproducible, not secret
+        ids = tuple(draw.choices(range(FIRST_ID, self._spec.vocabulary), k=length))
+        return Request(name, ids, 1)
+
+
+def work(spec: PrefillSpec, rank: int, report: Callable[[Mapping[str, Any]], None]) -> None:
+    """Build the engine and run the row."""
+    assert 0 <= rank < RANKS
+    report({"begins": "engine"})
+    engine = LockStep(spec, rank, arguments)  # type: ignore[arg-type]  # reads what both specs have
+    compilation = engine.config.compilation_config
+    report(
+        {
+            "booted": True,
+            "memory_gb": engine.ask("bench_memory"),
+            "v2_runner": bool(getattr(engine.config, "use_v2_model_runner", False)),
+            "cudagraph_mode": getattr(compilation.cudagraph_mode, "name", None),
+            "comm_sms": os.environ.get("VLLM_DBO_COMM_SMS"),
+        }
+    )
+    wait_for_turn(rank, spec.row)
+    engine.any_rank(False)  # The other rank waits here for the first's turn.
+    Prefills(spec, rank, engine, report, Kept(Path(spec.out_dir) / f"tokens{rank}.json")).run()
+    report({"done": True, "memory_gb": engine.ask("bench_memory")})
+    engine.any_rank(False)  # No rank ends while another still needs it.
+
+
+def main() -> None:
+    """Run one rank. Ends at once: libraries that hang while they are torn down are no finding."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    asked = parser.parse_args()
+    spec = load(asked.spec)
+    report = Reports(Path(spec.out_dir) / f"rank{asked.rank}.jsonl")
+    code = 0
+    try:
+        work(spec, asked.rank, report)
+    except BaseException as error:  # noqa: BLE001  # whatever it was is the row's result
+        traceback.print_exc()
+        report({"failed": f"{type(error).__name__}: {error}"[:2000]})
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
