@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any  # JSON
 
 from bench.decode_modes import page as decode_modes
+from bench.handoff import page as handoff
 from bench.split import page as split
 
 ROOT = Path(__file__).parents[1]
@@ -235,6 +236,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "demo": demo,
     "cpu modes": cpu_modes,
     "cpu modes origin": partial(origin, "cpu_modes"),
+    "handoff": handoff.text,
     "decode modes": lambda: decode_modes.text(decode_modes.read()),
     "split": lambda: split.text(split.read()),
 }

@@ -230,6 +230,7 @@ def main(arguments: Sequence[str]) -> int:
         results.data["fence"] = fence.cost(asked.confirmations, (1, 16), work_dir)
     most = max(CACHES[name].block_bytes(asked.device) * asked.blocks_max for name in names)
     results.data["link"] = link(asked.device, asked, min(most, int(asked.gib_max * 2**29)))
+    results.data["load_average"] = os.getloadavg()[0]
     results.data["ended"] = time.strftime("%F %T UTC", time.gmtime())
     results.save()
     return 0 if all(results.rows[name]["status"] == "done" for name in names) else 1

@@ -7,6 +7,7 @@ import pytest
 
 from splitwave.engine.vllm import forking
 from splitwave.engine.vllm.forking import driver_is_initialised, look, start_method
+from splitwave.engine.vllm.switches import FORK
 
 NOT_INITIALISED, NO_DEVICE, SUCCESS = 3, 100, 0
 
@@ -50,6 +51,11 @@ def test_where_there_is_no_driver_nothing_can_have_initialised_it() -> None:
 def test_engines_are_spawned_from_a_process_that_has_touched_cuda() -> None:
     assert start_method(Driver(NOT_INITIALISED)) == "fork"
     assert start_method(Driver(SUCCESS)) == "spawn"
+
+
+def test_engines_are_spawned_if_that_is_asked_for() -> None:
+    assert start_method(Driver(NOT_INITIALISED), {FORK: "0"}) == "spawn"
+    assert start_method(Driver(NOT_INITIALISED), {FORK: "1"}) == "fork"
 
 
 def test_what_a_parent_has_seen_is_known_to_its_child_whose_driver_says_nothing() -> None:

@@ -6,8 +6,11 @@ found goes to its children. vLLM itself asks torch alone, which knows only of wh
 """
 
 import ctypes
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Any  # a C library
+
+from splitwave.engine.vllm.switches import FORK
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 LIBRARY = "libcuda.so.1"
@@ -36,9 +39,12 @@ def look(load: Callable[[str], Any] = ctypes.CDLL) -> bool:
     return _touched
 
 
-def start_method(load: Callable[[str], Any] = ctypes.CDLL) -> str:
+def start_method(
+    load: Callable[[str], Any] = ctypes.CDLL, environ: Mapping[str, str] = os.environ
+) -> str:
     """How engines on GPUs are started: forked, or spawned where a fork could not use them.
 
     Forked ones start sooner, and each has a log of its own; spawned ones write where we do.
+    SPLITWAVE_FORK=0 has them spawned.
     """
-    return "spawn" if look(load) else "fork"
+    return "spawn" if look(load) or environ.get(FORK) == "0" else "fork"

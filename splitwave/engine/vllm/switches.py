@@ -3,6 +3,7 @@
 | variable | values | effect |
 |---|---|---|
 | SPLITWAVE_FORK | 1 | CPU: fork engines from the imported parent, their worker in-process |
+| SPLITWAVE_FORK | 0 | GPU: spawn engines, which are forked otherwise |
 | SPLITWAVE_NIXL_PROGRESS_THREAD | 0 | NIXL starts no progress thread, which spins on a core each |
 | SPLITWAVE_WAVE_EPOCH | a number | ranks report to the coordinator of this epoch of their group |
 | SPLITWAVE_PROBE | 1 | `splitwave certify` may look into a running engine, and break it |
