@@ -13,7 +13,13 @@ PLOTS = ROOT / "docs/plots"
 PREFIX = "split-"
 SIM = "sim: "
 """Before every title of what simulated engines made."""
-OFFERED = "offered"
+OFFERED, LIMIT = "offered", "limit"
+PICTURES = {
+    "goodput": ("goodput by rate", "good a second"),
+    "ttft": ("TTFT by rate, p90 of served requests", "ms"),
+    "itl": ("p99 of a request's ITL by rate, p90 of served requests", "ms"),
+}
+"""By part of the file's name: title and axis. Nine in ten must keep a limit to be carried."""
 NOTHING = "Nothing has been measured on GPUs yet."
 
 Result = Mapping[str, Any]
@@ -38,9 +44,11 @@ def text(results: Mapping[str, Result]) -> str:
         for shape in result["workload"]["shapes"]:
             parts += [f"{mark(result)}{_words(result, shape)}{_measured(result, shape)}:"]
             parts.append(table(result, shape))
-            if _lines(result, shape):
-                alt = f"{mark(result)}goodput by rate, {_words(result, shape)}"
-                parts.append(f"![{alt}](plots/{_file(name, shape)})")
+            shown = [what for what in PICTURES if _lines(result, shape, what)]
+            parts += [
+                f"![{_title(result, shape, what)}](plots/{_file(name, shape, what)})"
+                for what in shown
+            ]
         parts += [part for part in (unserved(result),) if part]
     return "\n\n".join(parts)
 
@@ -48,13 +56,14 @@ def text(results: Mapping[str, Result]) -> str:
 def plots(results: Mapping[str, Result]) -> dict[str, str]:
     """The plots' files, by name."""
     return {
-        _file(name, shape): plot(
-            f"{mark(result)}goodput by rate, {_words(result, shape)}",
-            "requests a second", "good a second", _lines(result, shape), OFFERED,
+        _file(name, shape, what): plot(
+            _title(result, shape, what), "requests a second", axis, lines,
+            OFFERED if what == "goodput" else LIMIT,
         )
         for name, result in results.items()
         for shape in result["workload"]["shapes"]
-        if _lines(result, shape)
+        for what, (_, axis) in PICTURES.items()
+        if (lines := _lines(result, shape, what))
     }  # fmt: skip
 
 
@@ -191,19 +200,34 @@ def unserved(result: Result) -> str:
     return "\n".join([title, "", *lines]) if lines else ""
 
 
-def _lines(result: Result, shape: str) -> dict[str, list[tuple[float, float]]]:
-    """Goodput by rate; a logarithmic axis has no place for none."""
+def _lines(result: Result, shape: str, what: str) -> dict[str, list[tuple[float, float]]]:
+    """A system's figure by rate; a logarithmic axis has no place for none."""
     lines: dict[str, list[tuple[float, float]]] = {}
-    offered: set[float] = set()
+    rates: set[float] = set()
     for system in result["workload"]["systems"]:
         done = [c for c in _cells(result, system, shape, "poisson") if c["status"] == "done"]
-        points = [(float(c["value"]), c["goodput_per_s"]) for c in done if c["goodput_per_s"] > 0]
-        if points:
-            lines[system] = points
-        offered |= {float(cell["value"]) for cell in done}
-    if lines:
-        lines[OFFERED] = [(rate, rate) for rate in sorted(offered)]
+        points = [(float(c["value"]), _height(c, what)) for c in done]
+        if seen := [(rate, height) for rate, height in points if height > 0]:
+            lines[system] = seen
+        rates |= {rate for rate, _ in points}
+    slo = result["workload"]["slo"]
+    limits = {"ttft": slo["ttft_ms"], "itl": slo["itl_p99_ms"]}
+    if lines and what == "goodput":
+        lines[OFFERED] = [(rate, rate) for rate in sorted(rates)]
+    elif lines:
+        lines[LIMIT] = [(rate, limits[what]) for rate in sorted(rates)]
     return lines
+
+
+def _height(cell: Cell, what: str) -> float:
+    if what == "goodput":
+        return float(cell["goodput_per_s"])
+    told = cell["ttft_ms" if what == "ttft" else "itl_p99_of_requests_ms"]
+    return float(told["p90"]) if told else 0.0
+
+
+def _title(result: Result, shape: str, what: str) -> str:
+    return f"{mark(result)}{PICTURES[what][0]}, {_words(result, shape)}"
 
 
 def _cells(result: Result, system: str, shape: str, load: str) -> list[Cell]:
@@ -234,8 +258,8 @@ def _sha(cell: Cell) -> str:
     return str(cell["git_sha"])[:12] + (" with changes" if cell["git_dirty"] else "")
 
 
-def _file(name: str, shape: str) -> str:
-    return f"{name.replace('-', '_')}_{shape}.svg"
+def _file(name: str, shape: str, what: str) -> str:
+    return f"{name.replace('-', '_')}_{shape}_{what}.svg"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -202,6 +202,9 @@ def test_a_simulated_group_of_both_phases_delays_tokens_by_prompts() -> None:
     assert longest_gap_s(apart=True, prompt_tokens=1000) == pytest.approx(0.01, abs=0.001)
 
 
+TIMED = ("ttft_ms", "itl_ms", "itl_p99_of_requests_ms", "tpot_ms", "total_ms")
+
+
 def cell(system: str, rate: float, good: float = 1.0, **changes: Any) -> dict[str, Any]:
     times = {"p50": 1.0, "p90": 2.0, "p99": 3.0}
     made: dict[str, Any] = {
@@ -209,7 +212,7 @@ def cell(system: str, rate: float, good: float = 1.0, **changes: Any) -> dict[st
         "load": "poisson", "value": rate, "status": "done", "git_sha": "abc", "git_dirty": False,
         "tokens_per_s": 100.0, "goodput_per_s": rate * good, "good_share": good, "failed": 0,
         "unfinished": 0, "dropped_why": {}, "dropped": [], "steps": {},
-        **dict.fromkeys(("ttft_ms", "itl_ms", "tpot_ms", "total_ms"), times),
+        **dict.fromkeys(TIMED, times),
     }  # fmt: skip
     return made | changes
 
@@ -277,7 +280,7 @@ def test_what_simulated_engines_made_says_so_in_each_table_plot_and_name() -> No
     assert "say nothing of how fast anything is" in text
     assert text.startswith(page.NOTHING)
     assert "sim: Left out, failed or dropped:" in text
-    assert re.findall(r"!\[(.{5})", text) == ["sim: "]
+    assert re.findall(r"!\[(.{5})", text) == ["sim: "] * 3
     for name, svg in page.plots(results).items():
         assert name.startswith("split_sim_")
         assert "<title>sim: " in svg
@@ -290,7 +293,7 @@ def test_what_gpus_made_comes_first_and_says_no_sim() -> None:
 
     assert page.NOTHING not in text
     assert "sim" not in text[: text.index("### sim")]
-    assert "sim: " not in page.plots(ordered)["split_h200_512x128.svg"]
+    assert "sim: " not in page.plots(ordered)["split_h200_512x128_goodput.svg"]
 
 
 def test_a_gap_in_a_table_says_why() -> None:
@@ -307,10 +310,19 @@ def test_a_gap_in_a_table_says_why() -> None:
 
 def test_no_goodput_has_no_place_on_a_logarithmic_axis() -> None:
     cells = [*BOTH, cell("split", 8, 0.0)]
-    svg = page.plots({"split-h200": result("vllm", cells)})["split_h200_512x128.svg"]
+    svg = page.plots({"split-h200": result("vllm", cells)})["split_h200_512x128_goodput.svg"]
+    none = page.plots({"split-h200": result("vllm", [cell("split", 8, 0.0)])})
 
     assert svg.count("<circle") == 4 + 3
-    assert page.plots({"split-h200": result("vllm", [cell("split", 8, 0.0)])}) == {}
+    assert none.keys() == {"split_h200_512x128_itl.svg", "split_h200_512x128_ttft.svg"}
+
+
+def test_times_are_drawn_beside_their_limits() -> None:
+    svg = page.plots({"split-h200": result("vllm", BOTH)})["split_h200_512x128_ttft.svg"]
+
+    assert ">limit</text>" in svg
+    assert svg.count("<circle") == 4 + 2
+    assert svg.count("stroke-dasharray") == 1
 
 
 def test_every_plot_of_a_result_is_fresh() -> None:
