@@ -16,7 +16,8 @@ from splitwave.engine.vllm.config import VllmGroupSettings
 from splitwave.engine.vllm.start import start_group
 
 SETTLE_S = 10.0
-SETTLE_POLL_S = 0.05
+POLL_S, POLL_MAX_S = 0.05, 0.5
+"""Between the first two looks, and between late ones: each takes its time of the engines."""
 Say = Callable[[str], None]
 
 
@@ -195,11 +196,12 @@ def _checked(flight: Flight, request: EngineRequest) -> Flight:
 
 async def within(limit_s: float, true: Callable[[], Awaitable[bool]]) -> bool:
     """Ask until the answer is yes, at most `limit_s`."""
-    give_up_at_s = time.monotonic() + limit_s
+    give_up_at_s, poll_s = time.monotonic() + limit_s, POLL_S
     while not await true():
         if time.monotonic() > give_up_at_s:
             return False
-        await asyncio.sleep(SETTLE_POLL_S)
+        await asyncio.sleep(poll_s)
+        poll_s = min(1.2 * poll_s, POLL_MAX_S)
     return True
 
 
