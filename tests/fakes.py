@@ -192,6 +192,7 @@ class FakeDecode:
         submit = running.submit
         if not await self.prefill.pull(submit.handoff.handoff_id):
             return ServingError(Reason.HANDOFF_EXPIRED, "too late")
+        running.handoff_bytes = len(submit.token_ids)
         tokens_max, failure = self.ends.pop(0) if self.ends else (submit.sampling.max_tokens, None)
         token_ids = list(submit.token_ids)
         for index in range(min(tokens_max, submit.sampling.max_tokens)):
@@ -213,6 +214,7 @@ class FakeRunning:
         self.answered: asyncio.Future[ServingError | None] = loop.create_future()
         self.ended: asyncio.Future[ServingError | Finish] = loop.create_future()
         self.cancelled = False
+        self.handoff_bytes, self.handoff_s = 0, 0.0
 
     async def accepted(self) -> None:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.cli.trace_tree import tree, wave_lines
-from splitwave.runtime.tracing_check import faults, of_requests
+from splitwave.runtime.tracing_check import faults, missing, of_requests
 from splitwave.runtime.tracing_files import (
     BadTraceFile,
     SpanRecord,
@@ -85,9 +85,13 @@ def _waves(directory: Path, spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 def _check(directory: Path) -> Sequence[str]:
     spans = list(read_spans(directory))
-    found = faults(spans)
     traces = len(by_trace(of_requests(spans)))
-    if found:
-        words = "\n".join(found)
-        raise TraceFailed(f"{len(found)} faults in {traces} traces of {directory}:\n{words}")
+    found = {
+        "faults": faults(spans),
+        "spans missing with all below them, since their worker was lost": missing(spans),
+    }
+    if any(found.values()):
+        counts = ", ".join(f"{len(lines)} {what}" for what, lines in found.items() if lines)
+        words = "\n".join(line for lines in found.values() for line in lines)
+        raise TraceFailed(f"not whole: {counts}, in {traces} traces of {directory}:\n{words}")
     return [f"{traces} traces, {len(spans)} spans: all whole"]

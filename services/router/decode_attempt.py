@@ -37,7 +37,7 @@ class Attempt:
         self.session = session
         self.held = held
         self.handoff_bytes, self.handoff_s = 0, 0.0
-        """What its handoff has cost, once its tokens come."""
+        """What its handoff has cost, once it was pulled."""
         self.sink: Sink | None = sink
         """None once nobody wants its tokens."""
         loop = asyncio.get_running_loop()
@@ -92,7 +92,7 @@ class Attempt:
         try:
             if not self.sink.write(offset, token_ids, logprobs):
                 return True
-            self.end(Finish(FinishReason.STOP, None, self.handoff_bytes, self.handoff_s))
+            self.end(Finish(FinishReason.STOP))
         except OffsetBroken as error:
             self.end(broken(str(error)))
         except Exception as error:  # noqa: BLE001  # One request's text must not end the others'.

@@ -68,14 +68,16 @@ class Finish:
 
     finish_reason: FinishReason
     stop_token_id: int | None = None
-    handoff_bytes: int = 0
-    handoff_s: float = 0.0
     waves: Sequence[str] = ()
     """Traceparents of the wave segments of its first and last step in decode, if it is traced."""
 
 
 class Running(Protocol):
     """An attempt that a decode worker has accepted."""
+
+    handoff_bytes: int
+    handoff_s: float
+    """What its handoff has cost; 0 until it has been pulled, however the attempt ends."""
 
     async def finish(self) -> Finish:
         """Wait for its end. Raises what it failed with; cancels it if the caller is cancelled."""
@@ -217,8 +219,10 @@ async def _attempt(step: _Attempt, room: Room | None) -> Finish:
             raise ServingError(Reason.INTERNAL, "prefill held nothing where decode had to follow")
         with tracing.call(names.DECODE) as span:
             running = await _hand_over(step, room, held, handoff)
-            finish = await _decode(step, running)
-            span.set_attribute("splitwave.handoff.bytes", finish.handoff_bytes)
+            try:
+                finish = await _decode(step, running)
+            finally:
+                span.set_attribute("splitwave.handoff.bytes", running.handoff_bytes)
             tracing.link(finish.waves)
             return finish
 
@@ -236,7 +240,7 @@ async def _decode_room(step: _Attempt) -> Room:
                     shape=RequestShape.of(step.call.request),
                 )
             )
-            span.set_attribute("splitwave.decode_worker", room.worker_id)
+            span.set_attribute(names.DECODE_WORKER, room.worker_id)
             return room
     finally:
         step.trail.grant_wait_s += step.now_s - began_s
@@ -318,7 +322,7 @@ async def _hand_over(step: _Attempt, room: Room, held: Held, handoff: Handoff) -
     avoid: set[str] = set()
     attempt_id = held.handoff_id
     for offer in itertools.count(1):
-        worker = {"splitwave.decode_worker": room.worker_id}
+        worker = {names.DECODE_WORKER: room.worker_id}
         try:
             running = await room.submit(_submit(step, room, attempt_id, handoff), held, step.sink)
             tracing.event(names.ACCEPTED, worker)
@@ -373,8 +377,10 @@ def _submit(step: _Attempt, room: Room, attempt_id: str, handoff: Handoff) -> Su
 
 async def _decode(step: _Attempt, running: Running) -> Finish:
     step.trail.at_work = True
-    finish = await running.finish()  # The session's frame loop feeds the sink; no task per token.
+    try:
+        finish = await running.finish()  # The session's frame loop feeds the sink; no task a token.
+    finally:
+        step.trail.handoff_s += running.handoff_s
+        step.trail.handoff_bytes += running.handoff_bytes
     step.trail.at_work = False
-    step.trail.handoff_s += finish.handoff_s
-    step.trail.handoff_bytes += finish.handoff_bytes
     return finish

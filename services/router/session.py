@@ -326,16 +326,9 @@ class Session:
         attempt = self._slots.pop(ended.slot, None)
         if attempt is None or attempt.attempt_id != ended.attempt_id:
             raise broken(f"{ended.attempt_id} ended in slot {ended.slot}, which is not its")
+        attempt.handoff_bytes, attempt.handoff_s = ended.handoff_bytes, ended.handoff_s
         if ended.finish_reason is not None:
-            attempt.end(
-                Finish(
-                    ended.finish_reason,
-                    ended.stop_token_id,
-                    ended.handoff_bytes,
-                    ended.handoff_s,
-                    ended.waves,
-                )
-            )
+            attempt.end(Finish(ended.finish_reason, ended.stop_token_id, ended.waves))
         else:
             attempt.end(ended.error or broken(f"{ended.attempt_id} ended without a reason"))
 

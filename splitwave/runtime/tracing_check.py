@@ -1,7 +1,8 @@
 """Whether traces are whole: no span without its parent, none missing, an end status on each.
 
 What a span says of itself decides what must stand below it, so a span that was lost shows, be
-it a leaf. Invariant I12 of the architecture.
+it a leaf. Invariant I12 of the architecture. A worker that is killed takes its spans along: where
+the router's span says so, they are `missing`; anything else that is not as it must be is a fault.
 """
 
 from collections import Counter
@@ -16,12 +17,19 @@ SLACK_S: Final = 0.02
 """How much earlier than its parent a span of another process may begin: clocks differ a little."""
 WORKER_GONE: Final = frozenset({"worker_lost", "worker_draining"})
 """Failures with which a worker may have taken its spans along."""
+_SERVES: Final = {
+    names.PREFILL: (names.PREFILL_SERVE, names.ASKED, names.PREFILL_WORKER),
+    names.DECODE: (names.DECODE_SERVE, names.ACCEPTED, names.DECODE_WORKER),
+}
+"""By the router's span of a call: the worker's span below it, the event of the router's span that
+says that it reached the worker, and the event's attribute that names the worker."""
 
 
 def faults(spans: Iterable[SpanRecord], wanted: Mapping[str, str] | None = None) -> list[str]:
     """What is wrong with these spans; nothing if each request has its whole trace.
 
-    `wanted` has the outcome of each request that must be there, by request id.
+    Spans that are `missing` are not among them. `wanted` has the outcome of each request that
+    must be there, by request id.
     """
     found, outcomes = [], dict[str, list[str]]()
     for trace_id, trace in by_trace(of_requests(spans)).items():
@@ -35,6 +43,15 @@ def faults(spans: Iterable[SpanRecord], wanted: Mapping[str, str] | None = None)
             had = outcomes.get(request_id, [])
             found.append(f"request {request_id}: {outcome} is wanted once, there is {had}")
     return found
+
+
+def missing(spans: Iterable[SpanRecord]) -> list[str]:
+    """The spans that workers took along when they were lost: which, whose and why."""
+    return [
+        f"trace {trace_id}: {lack}"
+        for trace_id, trace in by_trace(of_requests(spans)).items()
+        for lack in _Trace(trace).missing()
+    ]
 
 
 def of_requests(spans: Iterable[SpanRecord]) -> list[SpanRecord]:
@@ -93,6 +110,21 @@ class _Trace:
             for fault in (*self._of_any(span), *self._of_kind(span)):
                 yield f"{span.name} ({span.span_id}): {fault}"
 
+    def missing(self) -> Iterator[str]:
+        """All that lost workers took along."""
+        for span in self._spans:
+            if span.name in _SERVES and self._is_bereft(span):
+                serve, reached, _ = _SERVES[span.name]
+                yield (
+                    f"{serve} of {_worker(span)}, and all below it, is missing:"
+                    f" {_error(span)} after it had {reached} ({span.name}, {span.span_id})"
+                )
+
+    def _is_bereft(self, span: SpanRecord) -> bool:
+        """Whether a call reached a worker that was lost, with what it had to tell of it."""
+        there = self._named(span, _SERVES[span.name][0])
+        return not there and _error(span) in WORKER_GONE and bool(_worker(span))
+
     def _of_any(self, span: SpanRecord) -> Iterator[str]:
         if not 0 < span.began_ns <= span.ended_ns:
             yield f"it has no end, or one before its beginning: {span.began_ns}, {span.ended_ns}"
@@ -117,7 +149,7 @@ class _Trace:
             yield from self._of_request(span)
         elif span.name == names.PREFILL and span.status == UNSET:
             yield from self._needs(span, names.PREFILL_SERVE)
-        elif span.name == names.DECODE and _was_accepted(span) and _error(span) not in WORKER_GONE:
+        elif span.name == names.DECODE and _worker(span) and not self._is_bereft(span):
             yield from self._needs(span, names.DECODE_SERVE)
         elif span.name == names.PREFILL_SERVE:
             yield from self._of_prefill(span)
@@ -175,8 +207,13 @@ def _all_well(spans: Sequence[SpanRecord]) -> bool:
     return all(span.status != ERROR for span in spans)
 
 
-def _was_accepted(span: SpanRecord) -> bool:
-    return any(event.name == names.ACCEPTED for event in span.events)
+def _worker(span: SpanRecord) -> str:
+    """The worker that a call reached last; empty if it reached none, or was refused there."""
+    _, reached, named = _SERVES[span.name]
+    last = span.events[-1] if span.events else None
+    if last is None or last.name != reached:
+        return ""
+    return str(last.attributes.get(named, "a worker without a name"))
 
 
 def _error(span: SpanRecord) -> object:

@@ -23,7 +23,10 @@ REQUEST_ID: Final = "splitwave.request_id"
 ROUTER_SPANS: Final = "splitwave.router_spans"
 FINISHED: Final = "finished"
 """The outcome of a request that ended well; others are called by their reason."""
+ASKED: Final = "asked"
+PREFILL_WORKER: Final = "splitwave.prefill_worker"
 ACCEPTED: Final = "accepted"
+DECODE_WORKER: Final = "splitwave.decode_worker"
 LEASE_END: Final = "splitwave.lease.end"
 CLOSED: Final = "closed"
 """End of a lease that the worker's own end cut short."""
@@ -65,7 +68,7 @@ SPANS: Final = (
     SpanType(
         GRANT, "router", (ATTEMPT, REQUEST),
         "waiting for room in a decode group; for all of several choices at once",
-        ("splitwave.room_tokens", "splitwave.decode_worker"),
+        ("splitwave.room_tokens", DECODE_WORKER),
     ),
     SpanType(
         PREFILL, "router", (ATTEMPT,), "waiting for a place in a queue, and the call of the worker",

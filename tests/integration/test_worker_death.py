@@ -12,6 +12,9 @@ import pytest
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling
 from splitwave.demo_model import DemoModelOptions, Variant, build
+from splitwave.runtime import tracing_names as names
+from splitwave.runtime.tracing_check import faults, missing
+from splitwave.runtime.tracing_files import ERROR, read_spans
 from splitwave.wire.client import Ask, generate
 from tests.e2e.live_stack import LiveStack, running
 
@@ -67,8 +70,22 @@ async def served_again(stack: LiveStack) -> bool:
     return False
 
 
+def check_traces(directory: Path) -> None:
+    """See that each stream's trace says whose spans it lacks, and what its handoff had cost."""
+    spans = list(read_spans(directory))
+    assert faults(spans) == []
+    lacks = missing(spans)
+    assert len(lacks) == STREAMS
+    assert all("splitwave.decode.serve of decode-0" in lack for lack in lacks), lacks
+    lost = [span for span in spans if span.name == names.DECODE and span.status == ERROR]
+    streams = {span.trace_id for span in lost}
+    assert len(streams) == STREAMS
+    for span in [*lost, *(span for span in spans if span.is_request and span.trace_id in streams)]:
+        assert span.attributes["splitwave.handoff.bytes"], "it was pulled before the worker died"
+
+
 def test_streams_of_a_killed_worker_end_by_name_within_two_seconds(tmp_path: Path) -> None:
-    model = tmp_path / "tiny"
+    model, traces = tmp_path / "tiny", tmp_path / "traces"
     build(model, DemoModelOptions(variant=Variant.TINY))
 
     async def scenario(stack: LiveStack) -> None:
@@ -84,5 +101,6 @@ def test_streams_of_a_killed_worker_end_by_name_within_two_seconds(tmp_path: Pat
             assert ended_s - killed_s <= TOLD_WITHIN_S
         assert await served_again(stack)
 
-    with running(model, tmp_path / "run", *FLAGS) as stack:
+    with running(model, tmp_path / "run", *FLAGS, "--trace-dir", str(traces)) as stack:
         asyncio.run(scenario(stack))
+    check_traces(traces)

@@ -24,7 +24,7 @@ from splitwave.engine.port import Role
 from splitwave.engine.sim import SimFaults, SimSettings, write_vocabulary
 from splitwave.runtime import tracing_names as names
 from splitwave.runtime.tracing import WallClock
-from splitwave.runtime.tracing_check import broken_links, faults, of_requests
+from splitwave.runtime.tracing_check import broken_links, faults, missing, of_requests
 from splitwave.runtime.tracing_files import SpanRecord, by_trace
 from splitwave.text import Tokenizer
 from splitwave.v1alpha1 import generate_service_pb2 as pb
@@ -180,6 +180,7 @@ def test_thousands_of_requests_of_all_ends_have_a_whole_trace_each(tokenizer: To
     spans = list(kept.spans())
     assert faults(spans, wanted) == []
     assert broken_links(spans) == []
+    check_missing(spans)
     spans = of_requests(spans)
     assert len(by_trace(spans)) == len(wanted) == REQUESTS
     check_variety(spans, Counter(wanted.values()))
@@ -187,6 +188,13 @@ def test_thousands_of_requests_of_all_ends_have_a_whole_trace_each(tokenizer: To
     lost = [*spans[:last], *spans[last + 1 :]]
     assert faults(lost, wanted), "a lost span is not found"
     assert faults([*lost, replace(spans[last], ended_ns=0)], wanted), "an unended one is not found"
+
+
+def check_missing(spans: list[SpanRecord]) -> None:
+    """See that traces lack what no worker could tell: of prefills that the network lost."""
+    lacks = missing(spans)
+    assert 0 < len(lacks) < 0.03 * REQUESTS, lacks
+    assert all(names.PREFILL_SERVE in lack for lack in lacks), lacks
 
 
 def check_variety(spans: list[SpanRecord], outcomes: Counter[str]) -> None:

@@ -165,6 +165,7 @@ async def test_a_resume_continues_the_prompt_and_exactly_what_the_client_has() -
     assert (first.sampling.max_tokens, second.sampling.max_tokens) == (6, 3)
     assert [submit.offset for submit in served.decodes[0].submits] == [1, 4]
     assert served.trail.attempts == 2
+    assert served.trail.handoff_bytes == len(PROMPT) + 1 + len(PROMPT) + 4, "both were pulled"
 
 
 async def test_a_resume_reserves_all_that_is_left_of_it() -> None:

@@ -3,17 +3,17 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from services.router.first_end import STATUS_WAIT_S
 from services.router.peer import DecodePeer, PeerSettings, Received
 from splitwave.core.errors import Reason, ServingError
-from splitwave.core.session import Ack, AskGrant, Hello, RouterMessage
+from splitwave.core.session import Ack, AskGrant, Hello, Pulled, RouterMessage
 from tests.fakes import now_s
 from tests.sim import virtual_loop
-from tests.unit.test_router_session import WELCOME, Rooms
+from tests.unit.test_router_session import WELCOME, Peer, Rooms, ended, frame
 
 ENDED = ServingError(Reason.WORKER_LOST, "the call has ended")
 DECERTIFIED = ServingError(Reason.GROUP_DECERTIFIED, "a step outside its mode")
@@ -129,3 +129,16 @@ def test_nothing_new_goes_to_a_worker_that_is_asked_whether_it_lives(*, by_write
 
     status = None if by_write else ENDED
     play(lambda: World(Wire(status), leaving_s=0.5), scenario)
+
+
+async def test_an_attempt_that_fails_has_cost_its_handoff_all_the_same() -> None:
+    peer = Peer()
+    (ending, _), (lost, _) = peer.accept("a", 0), peer.accept("b", 1)
+    peer.say(replace(frame((1, 0, [1])), pulled=[Pulled(1, 512, 0.5)]))
+
+    late = ServingError(Reason.HANDOFF_EXPIRED, "too late")
+    failed = replace(ended(0, "a"), finish_reason=None, error=late, handoff_bytes=256)
+    peer.say(replace(frame(), ended=[failed]))
+    peer.session.end(ServingError(Reason.WORKER_LOST, "killed"))
+
+    assert (ending.handoff_bytes, lost.handoff_bytes, lost.handoff_s) == (256, 512, 0.5)

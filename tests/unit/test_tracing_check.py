@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from splitwave.runtime import tracing_names as names
-from splitwave.runtime.tracing_check import faults
+from splitwave.runtime.tracing_check import faults, missing
 from splitwave.runtime.tracing_files import SpanEvent, SpanRecord
 
 ROUTER, PREFILL, DECODE = "splitwave-router", "splitwave-prefill", "splitwave-decode"
@@ -31,7 +31,7 @@ def failed(whole: SpanRecord, error: str) -> SpanRecord:
 
 
 def event(name: str) -> tuple[SpanEvent, ...]:
-    return (SpanEvent(name=name, at_ns=1, attributes={}),)
+    return (SpanEvent(name=name, at_ns=1, attributes={names.DECODE_WORKER: "decode-0"}),)
 
 
 def finished() -> dict[str, SpanRecord]:
@@ -126,16 +126,50 @@ def test_a_span_that_a_cancelled_attempt_lost_is_found(lost: str) -> None:
     assert found(trace, r="cancelled")
 
 
-def test_a_worker_that_died_may_have_taken_its_spans_along() -> None:
-    trace = accepted()
-    for name in ("work", "handoff", "confirm", "tokens"):
-        del trace[name]
-    assert "0 splitwave.decode.serve below it" in found(trace)
+TAKEN = ("work", "handoff", "confirm", "tokens")
+REACHED = [("accepted", "decode"), ("asked", "prefill")]
 
-    lost = {**trace["decode"].attributes, "error.type": "worker_lost"}
-    trace["decode"] = replace(trace["decode"], attributes=lost)
+
+def bereft(reached: str = "accepted", of: str = "decode") -> dict[str, SpanRecord]:
+    """A trace whose worker was killed with all that it had to tell."""
+    trace = accepted()
+    for name in TAKEN if of == "decode" else ("serve", "queue", "compute"):
+        del trace[name]
+    told = SpanEvent(name=reached, at_ns=1, attributes={f"splitwave.{of}_worker": "w0"})
+    trace[of] = replace(failed(trace[of], "worker_lost"), events=(told,))
+    return trace
+
+
+@pytest.mark.parametrize(("reached", "of"), REACHED)
+def test_what_a_lost_worker_took_along_is_missing_by_name_and_no_fault(
+    reached: str, of: str
+) -> None:
+    trace = bereft(reached, of)
+    lacks = missing(trace.values())
 
     assert found(trace) == ""
+    assert lacks == [
+        f"trace t: splitwave.{of}.serve of w0, and all below it, is missing: worker_lost after it"
+        f" had {reached} (splitwave.{of}, {trace[of].span_id})"
+    ]
+    assert missing(accepted().values()) == []
+
+
+def test_what_is_missing_for_another_reason_than_a_lost_worker_is_a_fault() -> None:
+    trace = bereft()
+    trace["decode"] = failed(trace["decode"], "stalled")
+
+    assert missing(trace.values()) == []
+    assert "0 splitwave.decode.serve below it" in found(trace)
+
+
+def test_a_worker_that_refused_or_was_not_reached_has_nothing_to_tell() -> None:
+    trace = bereft("asked", "prefill")
+    refused = SpanEvent(name="refused", at_ns=2, attributes={"error.type": "worker_draining"})
+
+    for events in ((), (*trace["prefill"].events, refused)):
+        trace["prefill"] = replace(trace["prefill"], events=events)
+        assert missing(trace.values()) == []
 
 
 def test_a_request_that_has_no_trace_or_two_is_found() -> None:

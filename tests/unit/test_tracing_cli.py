@@ -102,7 +102,36 @@ def test_a_directory_is_checked_for_traces_that_are_not_whole(
 ) -> None:
     assert main(["trace", "--check", "--dir", str(directory)]) == 1
 
-    assert "faults in 1 traces" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "faults, in 1 traces" in said
+    assert "missing" not in said.partition(":\n")[0]
+
+
+def test_traces_that_lack_a_lost_worker_s_spans_are_not_whole_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router = service("router", tmp_path)
+    request: dict[str, Value] = {
+        names.REQUEST_ID: "mine",
+        names.OUTCOME: "worker_lost",
+        names.ROUTER_SPANS: 3,
+    }
+    whole = Past(
+        name="chat demo", began_s=0.0, ended_s=2.0, attributes=request, error="worker_lost"
+    )
+    attempt = Past(name=names.ATTEMPT, began_s=0.0, ended_s=1.0, error="worker_lost")
+    below = router.record(attempt, router.record(whole, parent_of(CLIENT)))
+    call = router.start(names.DECODE, below, {})
+    call.add_event(names.ACCEPTED, {names.DECODE_WORKER: "decode-0"})
+    router.end(call, "worker_lost", "gone")
+
+    assert main(["trace", "--check", "--dir", str(tmp_path)]) == 1
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "not whole: 1 spans missing with all below them, since their worker" in said.err
+    assert "splitwave.decode.serve of decode-0" in said.err
+    assert "fault" not in said.err
 
 
 def test_the_waves_of_a_request_are_told_below_its_tree(

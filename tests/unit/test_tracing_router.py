@@ -100,6 +100,8 @@ async def test_a_second_attempt_is_a_span_of_its_own_that_says_where_it_goes_on(
     first, second = named(kept, names.ATTEMPT)
     assert (first.status, first.attributes["error.type"]) == ("error", "preempted")
     assert second.status == "unset"
+    calls = named(kept, names.DECODE)
+    assert [x.attributes["splitwave.handoff.bytes"] for x in calls] == [4, 6], "pulled, then failed"
     numbers = [x.attributes["splitwave.attempt"] for x in (first, second)]
     offsets = [x.attributes["splitwave.offset"] for x in (first, second)]
     assert (numbers, offsets) == ([1, 2], [0, 2])
