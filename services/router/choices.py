@@ -52,9 +52,10 @@ class Turns:
     the while doubles, so that a request which only has to wait gets its room in the end.
     """
 
-    def __init__(self, chance: Callable[[], float]) -> None:
-        """`chance` returns numbers in [0, 1)."""
+    def __init__(self, chance: Callable[[], float], pool_wait_s: float = POOL_WAIT_S) -> None:
+        """`chance` returns numbers in [0, 1); `pool_wait_s`: while no worker is there."""
         self._chance = chance
+        self._pool_wait_s = pool_wait_s
         self._turn = asyncio.Lock()  # In the order of arrival.
 
     async def rooms(self, choices: Sequence[Choice], fleet: Fleet) -> list[Room | None]:
@@ -79,16 +80,17 @@ class Turns:
     ) -> list[Room | None]:
         """Try in rounds, each longer than the one before."""
         loop = asyncio.get_running_loop()
-        began_s, round_s = loop.time(), ROUND_S
+        alone_until_s, round_s = loop.time() + self._pool_wait_s, ROUND_S
         while True:
             round_ends_s = loop.time() + round_s * (0.5 + self._chance())
             waits_until = Deadline(min(until_s, round_ends_s))
+            pool_wait_s = max(0.0, alone_until_s - loop.time())
             try:
-                return await _round(choices, fleet, waits_until)
+                return await _round(choices, fleet, waits_until, pool_wait_s)
             except ServingError as error:
                 now_s = loop.time()
                 refused = not waits_until.passed(now_s)  # At once: waiting does not help.
-                if refused or now_s >= _patience(error, began_s, until_s):
+                if refused or now_s >= _patience(error, alone_until_s, until_s):
                     raise _named(error, len(choices)) from error
             round_s *= 2
 
@@ -136,9 +138,9 @@ async def _serve(choice: Choice, fleet: Fleet, finished: Finished, room: Room | 
 
 
 async def _round(
-    choices: Sequence[Choice], fleet: Fleet, waits_until: Deadline
+    choices: Sequence[Choice], fleet: Fleet, waits_until: Deadline, pool_wait_s: float
 ) -> list[Room | None]:
-    needs = [_need(choice, waits_until) for choice in choices]
+    needs = [_need(choice, waits_until, pool_wait_s) for choice in choices]
     asks = [asyncio.ensure_future(fleet.decode_room(need)) if need else None for need in needs]
     asked = [ask for ask in asks if ask is not None]
     try:
@@ -160,7 +162,7 @@ def _give_back(ask: "asyncio.Future[Room]") -> None:
             pass
 
 
-def _need(choice: Choice, waits_until: Deadline) -> RoomNeed | None:
+def _need(choice: Choice, waits_until: Deadline, pool_wait_s: float) -> RoomNeed | None:
     rest = rest_of(choice.call.request, ())
     if rest.ends_in_prefill:
         return None
@@ -168,15 +170,16 @@ def _need(choice: Choice, waits_until: Deadline) -> RoomNeed | None:
         tokens=room_tokens(choice.call, rest),
         waits_until=waits_until,
         keep_until=choice.call.deadline,
+        pool_wait_s=pool_wait_s,
         shape=RequestShape.of(choice.call.request),
     )
 
 
-def _patience(error: ServingError, began_s: float, until_s: float) -> float:
+def _patience(error: ServingError, alone_until_s: float, until_s: float) -> float:
     """Until when room is tried for again after a round that failed so."""
     if error.reason is Reason.POOL_UNAVAILABLE:
-        return min(until_s, began_s + POOL_WAIT_S)
-    return until_s if error.reason is Reason.OVERLOADED else began_s
+        return min(until_s, alone_until_s)
+    return until_s if error.reason is Reason.OVERLOADED else 0.0
 
 
 def _named(error: ServingError, count: int) -> ServingError:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from services.router.discovery import AddressError, Workers
+from services.router.grants import POOL_WAIT_S
 from splitwave.core.demands import Demands
 from splitwave.core.evidence import Level
 from splitwave.runtime.config import BadSetting, ProcessConfig, check_address, require, setting
@@ -45,6 +46,9 @@ class RouterConfig(ProcessConfig):
     live_max: int = setting(4096, "requests served at once; more are refused as OVERLOADED")
     timeout_s: float = setting(600.0, "longest request, and the deadline of one without")
     stall_max_s: float = setting(30.0, "longest gap between two tokens of a stream")
+    pool_wait_s: float = setting(
+        POOL_WAIT_S, "how long a request waits for any worker of a role to be there"
+    )
     reserve_tokens: int = setting(
         256, "completion tokens whose KV is reserved when a request is first admitted, at most"
     )
@@ -95,7 +99,7 @@ class RouterConfig(ProcessConfig):
             "http_head_max_s", "http_body_max_s", "http_idle_max_s",
         ):  # fmt: skip
             require(self, name, getattr(self, name) > 0, "set it above 0 seconds")
-        for name in ("resumes_per_s", "resumes_burst"):
+        for name in ("pool_wait_s", "resumes_per_s", "resumes_burst"):
             require(self, name, getattr(self, name) >= 0, "set it to 0 or more")
         is_share = 0.0 <= self.decertified_groups_max <= 1.0
         require(self, "decertified_groups_max", is_share, "set it to a share from 0 to 1")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from services.router.budget import ResumeBudget
 from services.router.discovery import Share, Workers, follow
 from services.router.generate import RoomNeed
-from services.router.grants import Rooms, TakenRoom
+from services.router.grants import POOL_WAIT_S, Rooms, TakenRoom
 from services.router.held import Held
 from services.router.peer import DecodePeer, Dial, PeerSettings
 from services.router.prefill_client import PrefillPeer, PrefillPool, PrefillTransport
@@ -46,6 +46,8 @@ class FleetSettings:
     resolve_every_s: float = 3.0
     silence_max_s: float = 35.0
     """See PeerSettings."""
+    pool_wait_s: float = POOL_WAIT_S
+    """How long a request waits for any worker of a role to be there."""
     resumes_per_s: float = 32.0
     resumes_burst: int = 512
     demands: Demands | None = None
@@ -89,8 +91,10 @@ class WorkerFleet:
         """Requests that were outside every envelope, by the limit that they would have left."""
         self.standings = self._make_standings()
         self.stands: Stands = self.standings or ANY
-        self.rooms = Rooms(self.sessions, chance)
-        self.prefill_pool = PrefillPool(lambda: self._prefill.values(), self.stands)
+        self.rooms = Rooms(self.sessions, chance, settings.pool_wait_s)
+        self.prefill_pool = PrefillPool(
+            lambda: self._prefill.values(), self.stands, settings.pool_wait_s
+        )
         self.releases = Releases(self.prefill_pool.by_worker)
         self._resumes = ResumeBudget(
             per_s=settings.resumes_per_s, burst=settings.resumes_burst, now_s=_now_s()

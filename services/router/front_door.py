@@ -62,7 +62,7 @@ class FrontDoor:
         self.fleet = fleet
         self.admission = Admission(settings.live_max)
         self.traces = OFF
-        self._turns = Turns(fleet.rooms.chance)
+        self._turns = Turns(fleet.rooms.chance, fleet.rooms.pool_wait_s)
         self.admitted = 0
         self.outcomes: Counter[str] = Counter()
         self.refusals = Refusals()

@@ -5,6 +5,7 @@ Read this file first. It is the sequence diagram.
 
 import asyncio
 import itertools
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Protocol
 
 from services.router import tracing
 from services.router.attempts import Call, Trail, refuse_impossible, rest_of, room_tokens
-from services.router.grants import POOL_WAIT_S
+from services.router.grants import POOL_WAIT_LOST_S
 from services.router.held import Held, Owner
 from splitwave.core.deadline import Deadline
 from splitwave.core.demands import RequestShape
@@ -29,10 +30,6 @@ PREFILL_SHARE = 0.7
 """Share of the time left that a prefill may take, its queue included."""
 OFFERS_MAX = 3
 """Decode workers to which one handoff is offered."""
-POOL_WAIT_STARTED_S = 0.5
-"""How long an attempt whose client has had tokens waits for any decode worker to be there. Such a
-client is told within two seconds of a group's death, the noticing included, that it cannot go on
-now; a group that is started again takes longer than anybody watches a stream stand still."""
 LEASE_MARGIN_S = 0.5
 """Lease time below which a handoff is not offered any more: the pull would come too late."""
 
@@ -120,8 +117,8 @@ class RoomNeed:
     """Only groups of this layout; empty: any."""
     avoid: frozenset[str] = frozenset()
     """Workers that are not asked."""
-    pool_wait_s: float = POOL_WAIT_S
-    """How long to wait for any worker to be there."""
+    pool_wait_s: float = math.inf
+    """How long to wait for any worker to be there; no longer than the router is set to."""
     shape: RequestShape | None = None
     """Only groups that are certified for it; None: any."""
 
@@ -184,8 +181,9 @@ class _Attempt:
 
     @property
     def pool_wait_s(self) -> float:
-        """How long it waits for any decode worker to be there."""
-        return POOL_WAIT_STARTED_S if self.sink.token_ids else POOL_WAIT_S
+        """How long it waits for any decode worker to be there, at most."""
+        goes_on = self.trail.attempts > 1 or self.sink.token_ids
+        return POOL_WAIT_LOST_S if goes_on else math.inf
 
     def share(self, fraction: float) -> Deadline:
         now_s = self.now_s

@@ -35,8 +35,15 @@ ANSWER_GRACE_S = 1.0
 """How long past its patience an ask's refusal may take to arrive."""
 LINGER_S = 0.02
 """How long what nobody waits for may lie until it shares another message's write."""
-POOL_WAIT_S = 5.0
-"""How long a request waits for any worker to be there."""
+POOL_WAIT_S = 1.5
+"""How long a request waits for any worker to be there, unless a setting says so: it is answered
+within two seconds, and the noticing of a death is among them."""
+POOL_WAIT_LOST_S = 0.5
+"""How long at most it does once an attempt was lost, or its client has had tokens. That client is
+told within two seconds of a group's death, the noticing included, that it cannot go on now; a group
+that is started again takes longer than anybody watches a stream stand still."""
+POOL_RETRY_S = 5.0
+"""When a client that found no worker there is told to try again."""
 LOOK_AGAIN_S = 1.0
 """How often a request that waits looks whether the worker that it asked is still there."""
 
@@ -148,11 +155,15 @@ class Rooms:
     """
 
     def __init__(
-        self, sessions: Callable[[], Iterable["Session"]], chance: Callable[[], float]
+        self,
+        sessions: Callable[[], Iterable["Session"]],
+        chance: Callable[[], float],
+        pool_wait_s: float = POOL_WAIT_S,
     ) -> None:
         """`sessions` lists all there are; `chance` returns numbers in [0, 1)."""
         self._sessions = sessions
         self.chance = chance
+        self.pool_wait_s = pool_wait_s
         self._ids = itertools.count(1)
         self._waiters: dict[_Waiter, None] = {}  # An ordered set.
         self._asks: dict[str, _Waiter] = {}
@@ -169,6 +180,7 @@ class Rooms:
         room = self._from_float(need)  # Whoever waits longer and fits was served before.
         if room is not None:
             return room
+        need = replace(need, pool_wait_s=min(need.pool_wait_s, self.pool_wait_s))
         waiter = _Waiter(need, asyncio.get_running_loop().create_future(), _now_s())
         self._waiters[waiter] = None
         self._ask(waiter)
@@ -316,7 +328,7 @@ class Rooms:
                 Reason.OVERLOADED, "no decode room came free in time", retry_after_s=1.0
             )
         return ServingError(
-            Reason.POOL_UNAVAILABLE, "no decode worker is reachable", retry_after_s=POOL_WAIT_S
+            Reason.POOL_UNAVAILABLE, "no decode worker is reachable", retry_after_s=POOL_RETRY_S
         )
 
 

@@ -78,6 +78,7 @@ def make_door(config: RouterConfig, tokenizer: Tokenizer) -> FrontDoor:
             ),
             resolve_every_s=config.resolve_s,
             silence_max_s=config.stall_max_s + SILENCE_MARGIN_S,
+            pool_wait_s=config.pool_wait_s,
             resumes_per_s=config.resumes_per_s,
             resumes_burst=config.resumes_burst,
             demands=config.demands(),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 from services.router import tracing
 from services.router.attempts import NoAnswer
 from services.router.backoff import Backoff
+from services.router.grants import POOL_RETRY_S, POOL_WAIT_LOST_S, POOL_WAIT_S
 from services.router.held import Held
 from services.router.standings import ANY, Stands
 from splitwave.core.deadline import Deadline
@@ -22,11 +24,8 @@ from splitwave.core.worker import Role, WorkerDescription, WorkerLoad
 DESCRIBE_TIMEOUT_S = 2.0
 QUEUE_SHARE = 0.5
 """Share of a prefill's time that it may wait for a place in a queue."""
-LOOK_AGAIN_S = 1.0
+LOOK_AGAIN_S = 0.5
 """How often a waiting prompt looks whether waiting still makes sense."""
-POOL_WAIT_S = 5.0
-"""How long a request waits for any prefill worker to be there."""
-
 
 _log = logging.getLogger(__name__)
 
@@ -129,10 +128,16 @@ class PrefillPool:
     short ones, and one whose workers are full must not hold up what others may take.
     """
 
-    def __init__(self, peers: Callable[[], Iterable[PrefillPeer]], stands: Stands = ANY) -> None:
+    def __init__(
+        self,
+        peers: Callable[[], Iterable[PrefillPeer]],
+        stands: Stands = ANY,
+        pool_wait_s: float = POOL_WAIT_S,
+    ) -> None:
         """`peers` lists all there are; they come and go."""
         self._peers = peers
         self._stands = stands
+        self._pool_wait_s = pool_wait_s
         self._waiting: dict[_Wish, None] = {}  # An ordered set.
 
     def by_worker(self, worker_id: str) -> PrefillPeer | None:
@@ -226,10 +231,11 @@ class PrefillPool:
     ) -> PrefillPeer:
         began_s = _now_s()
         queue_until_s = began_s + deadline.share_s(began_s, QUEUE_SHARE)
+        patience_s = min(self._pool_wait_s, POOL_WAIT_LOST_S if wish.avoid else math.inf)
         while not placed.done():
             self._refuse_hopeless(wish)
             there = bool(self._there())
-            until_s = queue_until_s if there else min(queue_until_s, began_s + POOL_WAIT_S)
+            until_s = queue_until_s if there else min(queue_until_s, began_s + patience_s)
             if _now_s() >= until_s:
                 raise _no_room() if there else _no_worker()
             await asyncio.wait((placed,), timeout=min(until_s - _now_s(), LOOK_AGAIN_S))
@@ -297,7 +303,7 @@ def _no_room() -> ServingError:
 
 def _no_worker() -> ServingError:
     message = "no prefill worker is reachable"
-    return ServingError(Reason.POOL_UNAVAILABLE, message, retry_after_s=POOL_WAIT_S)
+    return ServingError(Reason.POOL_UNAVAILABLE, message, retry_after_s=POOL_RETRY_S)
 
 
 def _now_s() -> float:

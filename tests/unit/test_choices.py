@@ -10,6 +10,7 @@ import pytest
 from services.router.attempts import Call, Trail
 from services.router.choices import Choice, Turns, sampling_of_choice, serve_choices
 from services.router.generate import Finish, RoomNeed
+from services.router.grants import Rooms
 from services.router.sink import TextSink
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
@@ -27,6 +28,7 @@ from tests.fakes import (
     now_s,
     token_after,
 )
+from tests.sim import virtual_loop
 
 EMPTY = {"leased blocks": 0, "decode blocks": 0, "decode seats": 0}
 PROMPT = (1, 2, 3)
@@ -193,6 +195,21 @@ async def test_one_choice_that_fails_ends_the_others(tokenizer: Tokenizer) -> No
     assert failed.value.reason is Reason.STALLED
     assert len(served.ends) < 3
     assert served.fleet.held() == EMPTY
+
+
+@pytest.mark.parametrize("pool_wait_s", [0.0, 1.5, 4.0])
+def test_several_choices_wait_no_longer_for_a_worker_to_come_than_one(
+    tokenizer: Tokenizer, pool_wait_s: float
+) -> None:
+    async def scenario() -> None:
+        served = Served(tokenizer, 2)
+        rooms = Rooms(list, lambda: 0.5, pool_wait_s)
+        served.fleet.decode_room = rooms.take  # type: ignore[method-assign,assignment]  # none is there
+        with pytest.raises(ServingError) as refused:
+            await Turns(rooms.chance, rooms.pool_wait_s).rooms(served.choices, served.fleet)
+        assert (refused.value.reason, now_s()) == (Reason.POOL_UNAVAILABLE, pool_wait_s)
+
+    virtual_loop.run(scenario())
 
 
 async def test_a_bug_in_one_choice_is_raised_as_it_is(tokenizer: Tokenizer) -> None:

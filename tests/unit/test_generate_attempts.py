@@ -1,12 +1,13 @@
 """When `generate` offers elsewhere, tries again, resumes, or must not."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from services.router.attempts import ATTEMPTS_MAX, Call, NoAnswer, Trail
-from services.router.generate import OFFERS_MAX, POOL_WAIT_STARTED_S, Finish, generate
-from services.router.grants import POOL_WAIT_S
+from services.router.generate import OFFERS_MAX, Finish, generate
+from services.router.grants import POOL_WAIT_LOST_S
 from splitwave.core.deadline import Deadline
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Request, Sampling
@@ -178,16 +179,15 @@ async def test_a_resume_reserves_all_that_is_left_of_it() -> None:
 
 
 @pytest.mark.parametrize("feature", ["", "repetition_penalty"])
-async def test_only_who_has_had_tokens_is_not_kept_waiting_for_a_worker(feature: str) -> None:
+async def test_who_has_lost_an_attempt_is_not_kept_waiting_for_a_worker(feature: str) -> None:
     sampling = replace(GREEDY, repetition_penalty=1.2) if feature else GREEDY
     served = Served(sampling=sampling)  # With the feature, decode makes every token.
     served.decodes[0].ends = [(0, failure(Reason.WORKER_LOST)), (2, failure(Reason.PREEMPTED))]
 
     await served.run()
 
-    started = POOL_WAIT_S if feature else POOL_WAIT_STARTED_S
     waits = [need.pool_wait_s for need in served.fleet.needs]
-    assert waits == [POOL_WAIT_S, started, POOL_WAIT_STARTED_S]
+    assert waits == [math.inf, POOL_WAIT_LOST_S, POOL_WAIT_LOST_S]
 
 
 async def test_a_resume_that_has_one_token_left_needs_no_decode_room() -> None:

@@ -1,6 +1,7 @@
 """How a request gets room in a decode group: floats, asks, waiting, and giving back."""
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from dataclasses import replace
 
@@ -268,7 +269,7 @@ def test_a_worker_that_comes_in_time_is_asked() -> None:
         pool = Pool(LOAD)
         pool.sessions[0].detach()
         task = await waiting(pool.rooms.take(need()))
-        await asyncio.sleep(POOL_WAIT_S - 1.0)
+        await asyncio.sleep(POOL_WAIT_S - 0.5)
 
         pool.sessions[0].attach(replace(WELCOME, reattached=True))
         await asyncio.sleep(2.0)
@@ -284,6 +285,20 @@ def test_without_any_worker_it_is_said_soon() -> None:
         task = await waiting(Pool().rooms.take(need()))
         error = await failure(task)
         assert (error.reason, now_s()) == (Reason.POOL_UNAVAILABLE, POOL_WAIT_S)
+
+    virtual_loop.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("set_s", "asked_s", "waits_s"), [(7.0, math.inf, 7.0), (0.0, math.inf, 0.0), (7.0, 0.5, 0.5)]
+)
+def test_a_setting_says_how_long_a_worker_is_waited_for_unless_less_is_asked(
+    set_s: float, asked_s: float, waits_s: float
+) -> None:
+    async def scenario() -> None:
+        rooms = Rooms(list, lambda: 0.0, set_s)
+        error = await failure(await waiting(rooms.take(need(pool_wait_s=asked_s))))
+        assert (error.reason, now_s()) == (Reason.POOL_UNAVAILABLE, waits_s)
 
     virtual_loop.run(scenario())
 

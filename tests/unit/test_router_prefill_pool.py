@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from services.router.attempts import NoAnswer
+from services.router.grants import POOL_WAIT_LOST_S, POOL_WAIT_S
 from services.router.held import Held, Owner
-from services.router.prefill_client import POOL_WAIT_S, PrefillPeer, PrefillPool
+from services.router.prefill_client import PrefillPeer, PrefillPool
 from splitwave.core.deadline import Deadline
 from splitwave.core.envelope import Envelope
 from splitwave.core.errors import Reason, ServingError
@@ -109,7 +110,12 @@ class Pool:
             await asyncio.sleep(0)
 
     def start(
-        self, handoff_id: str = "h", *, tokens: int = 50, kv_layout: str = "layout"
+        self,
+        handoff_id: str = "h",
+        *,
+        tokens: int = 50,
+        kv_layout: str = "layout",
+        avoid: frozenset[str] = frozenset(),
     ) -> "asyncio.Task[PrefillResult]":
         call = PrefillCall(
             request_id="r",
@@ -121,7 +127,7 @@ class Pool:
         )
         self.held = Held(handoff_id, lambda held: self.released.append(held.handoff_id))
         deadline = Deadline(now_s() + 60.0)
-        return asyncio.ensure_future(self.pool.prefill(call, self.held, deadline, frozenset()))
+        return asyncio.ensure_future(self.pool.prefill(call, self.held, deadline, avoid))
 
     def called(self) -> list[int]:
         return [len(worker.calls) for worker in self.workers]
@@ -247,6 +253,22 @@ def test_without_any_worker_it_is_said_soon() -> None:
         with pytest.raises(ServingError) as refused:
             await pool.start()
         assert (refused.value.reason, now_s()) == (Reason.POOL_UNAVAILABLE, POOL_WAIT_S)
+
+    play(1, scenario)
+
+
+@pytest.mark.parametrize(
+    ("set_s", "lost", "waits_s"),
+    [(30.0, False, 30.0), (0.0, False, 0.0), (30.0, True, POOL_WAIT_LOST_S), (0.1, True, 0.1)],
+)
+def test_a_setting_says_how_long_a_worker_is_waited_for_but_not_behind_a_lost_one(
+    set_s: float, lost: bool, waits_s: float
+) -> None:
+    async def scenario(pool: Pool) -> None:
+        pool.pool = PrefillPool(lambda: pool.peers, pool.certified, set_s)
+        with pytest.raises(ServingError) as refused:
+            await pool.start(avoid=frozenset(["p0"] if lost else []))
+        assert (refused.value.reason, now_s()) == (Reason.POOL_UNAVAILABLE, waits_s)
 
     play(1, scenario)
 
