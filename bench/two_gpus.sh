@@ -19,7 +19,7 @@ keep() {
   done
   tar -C "$work/out" -czf "$results/.partial" . && mv "$results/.partial" "$results/two_gpus.tgz"
 }
-(while sleep 15; do keep; done) &
+(while sleep 15; do keep; done) >/dev/null 2>&1 &
 keeper=$!
 trap 'kill $keeper; keep' EXIT
 said() { echo "[$SECONDS s] $*"; }
