@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import socket
+import zlib
 from collections.abc import AsyncIterator
 from typing import Any  # JSON
 
@@ -141,6 +142,49 @@ async def test_a_body_that_does_not_come_is_told_so(hasty: RouterStack) -> None:
     status, answer = answer_of(said)
     assert (status, answer["error"]["type"]) == (408, "invalid_request_error")
     assert hasty.door.refusals.counts["/v1/completions", Reason.INVALID_REQUEST] == 1
+
+
+CHUNKED = "Host: x\r\nTransfer-Encoding: chunked"
+GARBLED = {
+    "no gzip": ("/v1/completions", "Host: x\r\nContent-Encoding: gzip\r\nContent-Length: 2", b"{}"),
+    "no deflate": (
+        "/v1/chat/completions",
+        "Host: x\r\nContent-Encoding: deflate\r\nContent-Length: 2",
+        b"{}",
+    ),
+    "half a deflate": (
+        "/tokenize",
+        "Host: x\r\nContent-Encoding: deflate\r\nContent-Length: 6",
+        zlib.compress(b"{}" * 99)[:6],
+    ),
+    "no chunk": ("/v1/completions", CHUNKED, b"2\r\n{}\r\nzz\r\n"),
+    "a chunk too long": ("/tokenize", CHUNKED, b"2\r\n{}}}}\r\n0\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+@pytest.mark.parametrize("case", GARBLED)
+async def test_a_body_that_cannot_be_read_is_the_clients_fault_and_told_at_once(
+    stack: RouterStack, caplog: pytest.LogCaptureFixture, case: str, apart: bool
+) -> None:
+    path, headers, body = GARBLED[case]
+    async with connected(stack) as client:
+        head = f"POST {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode()
+        for data in (head, body[:2], body[2:]) if apart else (head + body,):
+            await client.send(data)
+            await asyncio.sleep(0.05 if apart else 0.0)
+        said = await client.rest()  # It is told once, and the connection closed.
+
+    status, answer = answer_of(said)
+    assert (status, answer["error"]["code"]) == (400, "invalid_request")
+    assert said.count(b"HTTP/1.") == 1
+    ((route, reason),) = stack.door.refusals.counts.elements()
+    assert (route, reason) in ((path, Reason.INVALID_REQUEST), UNREAD)
+    assert route == path or not apart, "its head was read"
+    if route == path:
+        assert "the body is not as " in answer["error"]["message"]
+        assert "-Encoding says; " in answer["error"]["message"]
+    assert caplog.records == []
 
 
 async def test_a_slow_body_and_a_long_answer_have_their_own_time(hasty: RouterStack) -> None:

@@ -13,6 +13,8 @@ from typing import Any, Final  # Any: aiohttp's own keyword arguments
 
 import msgspec
 from aiohttp import HttpVersion11, web
+from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import PayloadEncodingError
 
 from services.router.refusals import UNREAD, Refusals
 from splitwave.core.errors import Reason, ServingError
@@ -75,11 +77,29 @@ class Connection(web.RequestHandler):
         """Take bytes; those that begin a head must be followed by all of it in time."""
         heads, begins = self._request_count, self._between_requests()
         super().data_received(data)
+        self._blame_body()
         if self._request_count != heads:
             self._head_came()
         elif self._head_timer is None and data and begins:
             self._await_head()
         self._head_began = self._head_timer is not None
+
+    def _blame_body(self) -> None:
+        """What stops being HTTP amid a body is a failure of that request, and no further one.
+
+        aiohttp's parser leaves the reader of the body waiting, and answers what came as another.
+        """
+        if not self._messages or isinstance(self._messages[-1][0], RawRequestMessage):
+            return
+        begun = self._messages[-2][1] if len(self._messages) > 1 else None
+        if begun is None and self._current_request is not None:
+            begun = self._current_request.content
+        if begun is None or begun.is_eof():
+            return
+        self._messages.pop()
+        begun.set_exception(web.RequestPayloadError("amid the body"))
+        begun.feed_eof()  # Or aiohttp would wait for the rest, behind the answer.
+        self.close()
 
     def _await_head(self) -> None:
         self._head_timer = self._loop.call_later(self._limits.head_max_s, self._head_overdue)
@@ -144,7 +164,8 @@ class Connection(web.RequestHandler):
             return super().handle_error(request, status, exc, message)
         self._refusals.count(UNREAD, Reason.INVALID_REQUEST)
         why = (message or "").strip().partition("\n")[0].rstrip(":")
-        error = ServingError(Reason.INVALID_REQUEST, f"not HTTP: {why}; correct it")
+        what = "the body" if isinstance(exc, PayloadEncodingError) else "not HTTP"
+        error = ServingError(Reason.INVALID_REQUEST, f"{what}: {why}; correct it")
         response = web.Response(
             body=msgspec.json.encode(openai_error_body(error)),
             status=status,

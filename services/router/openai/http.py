@@ -94,7 +94,10 @@ class OpenAI:
             with self._door.refusals.watch(route):
                 return await handler(request)
         except ServingError as error:
-            return _failure(error, HTTP_STATUS[error.reason])
+            response = _failure(error, HTTP_STATUS[error.reason])
+            if request.content.exception() is not None:
+                response.force_close()  # Where the next request begins, nobody knows.
+            return response
         except web.HTTPException as error:
             self._door.refusals.count(route, Reason.INVALID_REQUEST)
             message = f"{request.method} {request.path}: {error.reason}"
@@ -108,12 +111,15 @@ class OpenAI:
             return _failure(ours, HTTP_STATUS[Reason.INTERNAL])
 
     async def _body(self, request: web.Request) -> bytes:
-        """The body, which has to come in time."""
-        if request.content.is_eof():
-            return await request.read()
+        """The body, which has to come in time and as its headers say."""
         try:
+            if request.content.is_eof():
+                return await request.read()
             async with asyncio.timeout(self._limits.body_max_s):
                 return await request.read()
+        except web.RequestPayloadError:
+            request.content.feed_eof()  # Or aiohttp would wait for the rest, behind the answer.
+            raise _garbled(request) from None
         except TimeoutError:
             raise web.HTTPRequestTimeout(
                 reason=f"the body did not come within {self._limits.body_max_s:g} s"
@@ -233,6 +239,14 @@ async def _stream(
     finally:
         generation.cancel()
         await asyncio.gather(generation, return_exceptions=True)
+
+
+def _garbled(request: web.Request) -> ServingError:
+    names = [x for x in ("Content-Encoding", "Transfer-Encoding") if x in request.headers]
+    said = " and ".join(names) or "Content-Length"
+    return ServingError(
+        Reason.INVALID_REQUEST, f"the body is not as {said} says; correct it, or send it plain"
+    )
 
 
 def _model(name: str, tokens: int) -> dict[str, object]:
