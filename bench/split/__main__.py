@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any  # JSON
 
+from bench.decode_modes.environment_facts import PATH_WORDS, VARIABLES
 from bench.provenance import provenance
 from bench.split import devices
 from bench.split.cells import Cell, Chosen, Store, wanted
@@ -237,6 +238,11 @@ def facts_of(arguments: Sequence[str]) -> dict[str, Any]:
     return provenance(command, paths=PATHS, packages=[]) | {
         "packages": found,
         "gpus": devices.names(),
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(VARIABLES) and not any(word in name for word in PATH_WORDS)
+        },
         "began": time.strftime("%F %T UTC", time.gmtime()),
         "load_average": round(os.getloadavg()[0], 1),
     }

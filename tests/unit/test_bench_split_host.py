@@ -14,7 +14,14 @@ import pytest
 
 from bench.split import __main__ as command
 from bench.split.cells import Store
+from bench.split.programs import Place, launch
 from bench.split.settings import Comparison
+from services.decode.config import DecodeConfig
+from services.prefill.config import PrefillConfig
+from splitwave.core.worker import Role
+from splitwave.engine.sim import SimSettings
+from splitwave.runtime import config
+from splitwave.runtime.worker import make_group_settings
 
 FAKE = """#!{python}
 import json, pathlib, signal, subprocess, sys, time
@@ -127,3 +134,31 @@ def test_a_host_that_has_no_time_left_is_not_started_again(
 
     assert cells == {}
     assert len([line for line in said if "starts" in line]) == 1
+
+
+def test_every_simulated_group_keeps_the_same_pace_and_steps_together(tmp_path: Path) -> None:
+    """As the programs themselves read it; a system with a faster pace would win by it."""
+    comparison = Comparison.read("split_sim")
+    place = Place(engine="sim", model_path=tmp_path, model="m", run_dir=tmp_path)
+    groups: list[SimSettings] = []
+    for system in comparison.systems:
+        for program in launch(comparison, system, place).programs:
+            words = program.command[program.command.index("-m", 3) + 1 :]
+            if program.name.startswith("server"):
+                told = json.loads(Path(words[-1]).read_text())
+                groups.append(SimSettings(role=Role.PREFILL, **told))
+            elif program.name in ("prefill", "decode"):
+                kind = PrefillConfig if program.name == "prefill" else DecodeConfig
+                worker, _ = config.load(kind, program.name, words[1:], {})
+                made = make_group_settings(worker, Role(program.name), SimSettings)
+                assert isinstance(made, SimSettings)
+                groups.append(made)
+
+    assert [group.ranks for group in groups] == [2, 2, 4, 2, 2]
+    assert {group.lockstep for group in groups} == {True}
+    paces = {
+        tuple(getattr(group, name) for name in dataclasses.asdict(comparison.pace))
+        for group in groups
+    }
+    assert paces == {tuple(dataclasses.asdict(comparison.pace).values())}
+    assert comparison.pace.step_per_prefill_token_s > 0
