@@ -278,6 +278,21 @@ def check(asked: argparse.Namespace, comparison: Comparison) -> list[str]:
     return found
 
 
+def check_model(model: Path, comparison: Comparison) -> None:
+    """Raise SettingsError if the model cannot take the workload's prompts."""
+    path = model / "config.json"
+    if not path.exists():
+        raise SettingsError(f"--model: {path} is not there; give a saved model's directory")
+    told = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary, length = told["vocab_size"], told["max_position_embeddings"]
+    if comparison.token_ids[1] >= vocabulary:
+        raise SettingsError(f"token_ids: {comparison.token_ids[1]} is no id below {vocabulary}")
+    if comparison.length_max_tokens > length:
+        raise SettingsError(
+            f"length_max_tokens: {comparison.length_max_tokens} is more than the model's {length}"
+        )
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run; 0 if every cell that was asked for is done, 1 otherwise, 2 for what cannot be run."""
     asked = parser().parse_args(arguments)
@@ -290,6 +305,8 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         if asked.out is None or (asked.engine == "vllm" and asked.model is None):
             raise SettingsError("--out, and with real engines --model: say where")
+        if asked.engine == "vllm":
+            check_model(asked.model, comparison)
     except (SettingsError, FileNotFoundError) as error:
         print(f"bench.split: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,7 @@
 """A system's host as its starter sees it: what it says, and how it ends."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -15,7 +16,7 @@ import pytest
 from bench.split import __main__ as command
 from bench.split.cells import Store
 from bench.split.programs import Place, launch
-from bench.split.settings import Comparison
+from bench.split.settings import Comparison, SettingsError
 from services.decode.config import DecodeConfig
 from services.prefill.config import PrefillConfig
 from splitwave.core.worker import Role
@@ -162,3 +163,23 @@ def test_every_simulated_group_keeps_the_same_pace_and_steps_together(tmp_path: 
     }
     assert paces == {tuple(dataclasses.asdict(comparison.pace).values())}
     assert comparison.pace.step_per_prefill_token_s > 0
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"vocab_size": 260, "max_position_embeddings": 8192}, "40000 is no id below 260"),
+        ({"vocab_size": 49152, "max_position_embeddings": 2048}, "2304 is more than the model's"),
+        (None, "config.json is not there"),
+        ({"vocab_size": 49152, "max_position_embeddings": 8192}, ""),
+    ],
+)
+def test_a_model_that_cannot_take_the_prompts_is_refused(
+    tmp_path: Path, told: dict[str, int] | None, words: str
+) -> None:
+    if told is not None:
+        (tmp_path / "config.json").write_text(json.dumps(told))
+    refused = pytest.raises(SettingsError, match=words) if words else contextlib.nullcontext()
+
+    with refused:
+        command.check_model(tmp_path, Comparison.read("split_h200"))
