@@ -186,8 +186,10 @@ async def check(asked: argparse.Namespace) -> dict[str, Any]:
         print(f"[{time.monotonic() - began_s:6.1f}s] {who}: {what}", flush=True)
 
     model = model_of(asked)
-    references = await asyncio.to_thread(aggregated, asked, model)
-    say("aggregated", f"{len(references)} answers")
+    references: dict[str, Reference] = {}
+    if asked.engine == "vllm":
+        references = await asyncio.to_thread(aggregated, asked, model)
+        say("aggregated", f"{len(references)} answers")
     plan = plan_of(asked, model)
     if asked.faults:
         plan = replace(plan, environment_more={"SPLITWAVE_FAULTS": asked.faults})
@@ -196,6 +198,8 @@ async def check(asked: argparse.Namespace) -> dict[str, Any]:
         given = await ask_all(plan, asked.device, asked.rounds)
         workers = await _settled(stack)
     say("asked", f"{len(given)} answers")
+    if asked.engine == "sim":  # Nothing to compare with but one way with the others.
+        references = {x.name: Reference(x.token_ids, ()) for x in given if x.way == "grpc"}
     assert plan.trace_dir is not None
     seen = Seen(
         dtype=settings_of(asked, "prefill").get("dtype", "float32"),
@@ -208,6 +212,7 @@ async def check(asked: argparse.Namespace) -> dict[str, Any]:
     return {
         "device": asked.device,
         "modes": dict(plan.modes),
+        "engine": asked.engine,
         "faults": asked.faults,
         "versions": dict(workers["decode"].versions),
         "ok": not any(each.wrong for each in checks),
