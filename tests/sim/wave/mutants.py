@@ -242,7 +242,7 @@ MUTANTS = {
     "any_word_of_stepping_counts": _mutant(AnyWordOfSteppingCounts, 1, "W1"),
     "silence_is_consent": _mutant(SilenceIsConsent, 71, "W1"),
     "epoch_unchecked": _mutant(EpochUnchecked, 0, "W8"),
-    "new_epoch_unnoticed": _mutant(NewEpochUnnoticed, 111, "W6"),
+    "new_epoch_unnoticed": _mutant(NewEpochUnnoticed, 127, "W1"),
     "copies_count": _mutant(CopiesCount, 0, "W8"),
     "no_coalescing": _mutant(NoCoalescing, 0, "W6"),
     "late_first_start": _mutant(LateFirstStart, 0, "W7"),
