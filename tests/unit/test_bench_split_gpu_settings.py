@@ -1,4 +1,4 @@
-"""Settings of groups that share GPUs, in the docs and in the checks, can work: seen without a GPU."""
+"""Settings of groups that share GPUs, in the docs and in the checks, seen to work without a GPU."""
 
 import argparse
 import json
