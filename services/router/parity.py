@@ -29,7 +29,7 @@ COMMON: Mapping[str, str] = {
 COMPLETIONS: Mapping[str, str] = {
     **COMMON,
     "prompt": "text, token_ids; of several prompts each is a call",
-    "echo": "echo",
+    "echo": "echo; with max_tokens 0, too, which scores the prompt",
     "logprobs": "sampling.logprobs",
 }
 

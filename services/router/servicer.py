@@ -1,6 +1,7 @@
 """GenerateService: the public gRPC API."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import grpc.aio
@@ -25,6 +26,7 @@ from splitwave.wire.generation import (
 )
 from splitwave.wire.stream import Writes, emitter
 from splitwave.wire.time import duration_to_proto
+from splitwave.wire.unknown import refuse_unknown
 
 SERVICE_NAMES = ("splitwave.v1alpha1.GenerateService",)
 _PATH = f"/{SERVICE_NAMES[0]}"
@@ -55,19 +57,25 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
                 self._door.traced(tracing.GRPC, headers, request.request_id),
                 self._door.refusals.watch(f"{_PATH}/Generate"),
             ):
+                refuse_unknown(request)
                 self._door.check_model(request.model)
                 text, token_ids = await self._token_ids(request)
                 order = await self._order(request, token_ids, context)
                 wanted = request.echo or order.prompt_logprobs is not None
                 echoed = await self._echoed(request, text, token_ids)
-                prompts = Prompts(order, echoed, wanted=wanted)
+                prompts = Prompts(order, echoed, wanted=wanted, alone=_scores_only(request))
                 await self._serve(order, prompts, context)
         except ServingError as error:
             await abort(context, error)
 
     async def ListModels(
-        self, request: pb.ListModelsRequest, context: object
+        self, request: pb.ListModelsRequest, context: Aborts
     ) -> pb.ListModelsResponse:
+        try:
+            with self._door.refusals.watch(f"{_PATH}/ListModels"):
+                refuse_unknown(request)
+        except ServingError as error:
+            await abort(context, error)
         return pb.ListModelsResponse(
             models=[
                 pb.Model(name=name, context_max_tokens=tokens)
@@ -78,6 +86,7 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Aborts) -> pb.TokenizeResponse:
         try:
             with self._door.refusals.watch(f"{_PATH}/Tokenize"):
+                refuse_unknown(request)
                 self._door.check_model(request.model)
                 prompt = await self._prompt(request)
                 token_ids = await self._door.encode(prompt, special=self._special(request))
@@ -91,6 +100,7 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
     ) -> pb.DetokenizeResponse:
         try:
             with self._door.refusals.watch(f"{_PATH}/Detokenize"):
+                refuse_unknown(request)
                 self._door.check_model(request.model)
                 text = await self._door.decode(list(request.token_ids))
                 return pb.DetokenizeResponse(text=text)
@@ -144,7 +154,7 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
         wanted = request.prompt_logprobs if request.HasField("prompt_logprobs") else None
         check_prompt_logprobs(wanted, len(token_ids))
         sampling = sampling_from_client(
-            request.sampling,
+            _params(request),
             tokens_left=door.tokens_left(token_ids),
             vocab_size=door.tokenizer.vocab_size,
             eos_token_ids=door.eos_token_ids,
@@ -172,7 +182,8 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
         request_id = order.request_id  # In the first message only.
         async with parts.filled_by(self._door.complete([order], parts)) as answer:
             while await parts.came():
-                for choice, news in parts.take().items():
+                for choice, came in parts.take().items():
+                    news = prompts.shown(came)
                     message = _message(choice, news, request_id)
                     prompts.add(choice, news, message)
                     await emit(message)
@@ -183,10 +194,18 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
 class Prompts:
     """Puts the prompt into the first message of each choice, if it was asked for."""
 
-    def __init__(self, order: Order, text: str, *, wanted: bool) -> None:
+    def __init__(self, order: Order, text: str, *, wanted: bool, alone: bool) -> None:
+        """`alone`: nothing that is generated is shown."""
         self._text, self._token_ids = text, order.token_ids
-        self._wanted = wanted
+        self._wanted, self._alone = wanted, alone
         self._shown: set[int] = set()
+
+    def shown(self, news: News) -> News:
+        """What the client sees of some news."""
+        if not self._alone:
+            return news
+        ending = news.ending and replace(news.ending, text="", completion_tokens=0)
+        return News(news.prompt, [], ending)
 
     def add(self, choice: int, news: News, message: pb.GenerateResponse) -> None:
         """Add it to a message unless the choice has had it."""
@@ -204,6 +223,22 @@ def add_to(server: grpc.aio.Server, door: FrontDoor) -> None:
     """Add the service."""
     door.refusals.routes[f"{_PATH}/Generate"] = None
     pb_grpc.add_GenerateServiceServicer_to_server(GenerateServicer(door), server)
+
+
+def _scores_only(request: pb.GenerateRequest) -> bool:
+    """Whether the prompt alone is wanted. One token is made then, since engines make no fewer."""
+    sampling = request.sampling
+    return request.echo and sampling.HasField("max_tokens") and not sampling.max_tokens
+
+
+def _params(request: pb.GenerateRequest) -> generation_pb2.SamplingParams:
+    """What the client wrote of sampling, as it can be computed."""
+    if not _scores_only(request):
+        return request.sampling
+    params = generation_pb2.SamplingParams()
+    params.CopyFrom(request.sampling)
+    params.max_tokens = 1
+    return params
 
 
 def _message(choice: int, news: News, request_id: str) -> pb.GenerateResponse:

@@ -22,7 +22,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GenerateRequest(_message.Message):
-    """GenerateRequest asks for completions of one prompt."""
+    """GenerateRequest asks for completions of one prompt. A field that the router does not know, here
+    or in what it holds, is refused with UNSUPPORTED_FEATURE; other requests of this service alike.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -55,7 +57,7 @@ class GenerateRequest(_message.Message):
     n: _builtins.int
     """Completions of the prompt, 1 to 128, each decoded on its own, admitted all or none. Absent: 1."""
     echo: _builtins.bool
-    """Give the prompt first, as it was taken."""
+    """Give the prompt first, as it was taken. With max_tokens 0 nothing is given behind it."""
     prompt_logprobs: _builtins.int
     """Absent: no log probabilities of the prompt. k: those of its tokens and of the k most likely
     at each place, given with the prompt.

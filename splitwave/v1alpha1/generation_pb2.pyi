@@ -88,7 +88,9 @@ class SamplingParams(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Upper bound on generated tokens, at least 1. Absent: what the context leaves."""
+    """Upper bound on generated tokens, at least 1. Absent: what the context leaves. GenerateService
+    takes 0 with echo: then the prompt alone is given.
+    """
     min_tokens: _builtins.int
     """Generated tokens before any stop may end the generation."""
     temperature: _builtins.float

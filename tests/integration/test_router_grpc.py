@@ -5,13 +5,18 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from google.protobuf.message import Message
+from grpc.aio import AioRpcError
 
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Sampling
 from splitwave.engine.sim import SimModel
 from splitwave.engine.sim.tokens import prompt_logprobs
+from splitwave.v1alpha1 import generate_service_pb2 as pb
+from splitwave.v1alpha1 import generate_service_pb2_grpc as pb_grpc
 from splitwave.wire.chat import Conversation
 from splitwave.wire.client import Answer, Ask, detokenize, generate, list_models, tokenize
+from splitwave.wire.errors import from_rpc_error
 from tests.integration.router_stack import MODEL, Model, RouterStack, router_stack
 from tests.integration.worker_stack import DECODE, eventually
 
@@ -108,6 +113,83 @@ async def test_log_probabilities_come_with_each_token(stack: RouterStack) -> Non
     rows = [row for answer in got for row in answer.logprobs]
     wanted = SimModel().complete(list(PROMPT.encode()), sampling).logprobs
     assert [(row.token_id, row.rank) for row in rows] == [(x.token_id, x.rank) for x in wanted]
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+async def test_an_echo_with_no_tokens_scores_the_prompt_alone_as_over_http(
+    stack: RouterStack, logprobs: int | None
+) -> None:
+    sampling = replace(GREEDY, max_tokens=0)
+    ask = Ask(prompt=PROMPT, sampling=sampling, echo=True, prompt_logprobs=logprobs)
+
+    got = await answers(stack, ask)
+
+    ids = list(PROMPT.encode())
+    rows = [] if logprobs is None else prompt_logprobs(ids, logprobs)
+    assert (got[0].prompt_text, got[0].prompt) == (PROMPT, tuple(ids))
+    assert [row.logprob for row in got[0].prompt_logprobs] == [
+        pytest.approx(row.logprob) for row in rows
+    ]
+    assert not any(answer.text or answer.token_ids or answer.logprobs for answer in got)
+    assert (got[-1].completion_tokens, got[-1].finish_reason) == (0, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("changes", [{}, {"prompt_logprobs": 0}], ids=["bare", "scored"])
+async def test_no_tokens_without_an_echo_are_refused(
+    stack: RouterStack, changes: dict[str, int]
+) -> None:
+    ask = Ask(prompt=PROMPT, sampling=replace(GREEDY, max_tokens=0), **changes)  # type: ignore[arg-type]  # named fields
+
+    with pytest.raises(ServingError, match="max_tokens: 0 is below 1"):
+        await answers(stack, ask)
+
+
+UNKNOWN = b"\xb8\x3e\x01"
+"""Field 999, which no message has."""
+
+
+def with_unknown(place: str) -> pb.GenerateRequest:
+    """A request that holds an unknown field somewhere."""
+    request = pb.GenerateRequest()
+    match place:
+        case "SamplingParams":
+            request.sampling.MergeFromString(UNKNOWN)
+        case "ChatMessage":
+            request.chat.messages.add(role="user", content="Hi").MergeFromString(UNKNOWN)
+        case "TokenIds":
+            request.token_ids.MergeFromString(b"\x0a\x02\x41\x42" + UNKNOWN)
+        case _:
+            request.MergeFromString(UNKNOWN)
+    return request
+
+
+@pytest.mark.parametrize("place", ["GenerateRequest", "SamplingParams", "ChatMessage", "TokenIds"])
+async def test_a_field_that_is_unknown_here_is_refused_by_number(
+    stack: RouterStack, place: str
+) -> None:
+    calls = pb_grpc.GenerateServiceStub(stack.channel)
+
+    with pytest.raises(AioRpcError, match=f"{place}: has a field 999") as failed:
+        _ = [part async for part in calls.Generate(with_unknown(place))]
+
+    assert from_rpc_error(failed.value).reason is Reason.UNSUPPORTED_FEATURE
+
+
+@pytest.mark.parametrize(
+    ("name", "request_type"),
+    [
+        ("Tokenize", pb.TokenizeRequest),
+        ("Detokenize", pb.DetokenizeRequest),
+        ("ListModels", pb.ListModelsRequest),
+    ],
+)
+async def test_every_call_refuses_fields_that_are_unknown_here(
+    stack: RouterStack, name: str, request_type: type[Message]
+) -> None:
+    with pytest.raises(AioRpcError, match=f"{name}Request: has a field 999"):
+        await getattr(pb_grpc.GenerateServiceStub(stack.channel), name)(
+            request_type.FromString(UNKNOWN)
+        )
 
 
 async def test_a_stop_string_ends_the_text_before_it_and_the_decoding(stack: RouterStack) -> None:
