@@ -132,9 +132,12 @@ class Side:
 
     def _await(self, own: str) -> None:
         until_s = time.monotonic() + PULL_MAX_S
-        while own not in (found := self.worker.get_transfer_results()).finished_recving:
-            if found.failed_recving or time.monotonic() > until_s:
-                raise RuntimeError(f"{own} failed or took {PULL_MAX_S:.0f} s: {found}")
+        while True:
+            found = self.worker.get_transfer_results()
+            if own in found.failed_recving or time.monotonic() > until_s:
+                raise RuntimeError(f"{own} failed, or took {PULL_MAX_S:.0f} s: {found}")
+            if own in found.finished_recving:
+                return
             # A handshake that has ended leaves its request to the next step.
             if not self.worker._ready_requests.empty():  # noqa: SLF001  # what the next step takes
                 self.worker.start_load_kv(self._metadata())
