@@ -13,6 +13,7 @@ from scripts.operators_tables import METRICS, SETTINGS, metric_rows, setting_row
 from services.router import parity
 from services.router.openai import openapi
 from services.router.openai.reading import UNSUPPORTED
+from services.router.openai.schema import UNSUPPORTED_OF_MESSAGES
 from splitwave.core.errors import Reason
 from splitwave.core.mode_rules import FEATURES, RULES
 from splitwave.core.refusal import TOLD as TOLD_REFUSALS
@@ -76,7 +77,9 @@ def fields() -> str:
 
 def unsupported() -> str:
     """Fields that are known and refused."""
-    return table(["field", "why"], [[f"`{name}`", why] for name, (why, _) in UNSUPPORTED.items()])
+    rows = [[f"`{name}`", why] for name, (why, _) in UNSUPPORTED.items()]
+    rows += [[f"`messages[].{name}`", why] for name, why in UNSUPPORTED_OF_MESSAGES.items()]
+    return table(["field", "why"], rows)
 
 
 def metrics(who: str) -> str:

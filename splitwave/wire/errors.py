@@ -157,7 +157,7 @@ def openai_error_body(error: ServingError) -> dict[str, dict[str, str | None]]:
     bad request begins with, as in "top_p: 2 is not in (0, 1]".
     """
     status = HTTP_STATUS[error.reason]
-    named = re.match(r"([A-Za-z_][\w.\[\]]*): ", error.message) if status in (400, 404) else None
+    named = re.match(r"([A-Za-z_][\w.\[\]-]*): ", error.message) if status in (400, 404) else None
     return {
         "error": {
             "message": error.message,

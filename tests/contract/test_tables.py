@@ -3,15 +3,26 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from google.protobuf.descriptor import Descriptor
 
 from scripts import tables
 from services.router import parity
 from services.router.openai import openapi
-from services.router.openai.reading import UNSUPPORTED
-from services.router.openai.schema import ChatBody, CompletionBody, Message
-from splitwave.core.errors import Reason
+from services.router.openai.reading import UNSUPPORTED, Reader
+from services.router.openai.schema import (
+    UNSUPPORTED_OF_MESSAGES,
+    ChatBody,
+    CompletionBody,
+    Message,
+    TokenizeBody,
+    conversation,
+    read_chat,
+    read_completion,
+    read_tokenize,
+)
+from splitwave.core.errors import Reason, ServingError
 from splitwave.v1alpha1 import generate_service_pb2
 from splitwave.wire.errors import TOLD
 
@@ -81,9 +92,35 @@ def fields(message: Descriptor, prefix: str = "") -> Iterator[str]:
 
 def test_what_a_messages_text_needs_goes_over_grpc_and_the_rest_is_refused() -> None:
     told = {name.removeprefix("messages.") for name in parity.CHATS if "." in name}
-    refused = {"refusal", "tool_call_id", "tool_calls", "function_call", "annotations", "audio"}
 
-    assert told | refused == set(Message.__struct_fields__)
+    assert told | UNSUPPORTED_OF_MESSAGES.keys() == set(Message.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED_OF_MESSAGES)
+@pytest.mark.parametrize("read", [read_chat, read_tokenize], ids=["chat", "tokenize"])
+def test_a_messages_field_that_is_not_served_is_refused_unless_it_is_empty(
+    read: Reader[ChatBody] | Reader[TokenizeBody], name: str
+) -> None:
+    def told(value: object) -> object:
+        message = {"role": "user", "content": "x", name: value}
+        return conversation(read(msgspec.json.encode({"messages": [message]})).messages or [])
+
+    empty: object = [] if name in ("tool_calls", "annotations") else ""
+    full: object = [{"type": "x"}] if name in ("tool_calls", "annotations") else "x"
+
+    assert told(empty) == told(None) == [{"role": "user", "content": "x"}]
+    with pytest.raises(ServingError, match=rf"messages\[0\]\.{name}: ") as refused:
+        told(full)
+    assert refused.value.reason is Reason.UNSUPPORTED_FEATURE
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_known_field_that_is_not_served_is_refused_by_name(name: str) -> None:
+    body = {"prompt": "x", name: {"anything": "else"}}
+
+    with pytest.raises(ServingError, match=f"{name}: ") as refused:
+        read_completion(msgspec.json.encode(body))
+    assert refused.value.reason is Reason.UNSUPPORTED_FEATURE
 
 
 def test_every_route_has_its_rpc() -> None:

@@ -6,7 +6,7 @@ One stack for the whole table: a refusal leaves nothing behind, which the last t
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any  # JSON
 
@@ -21,12 +21,11 @@ from splitwave.core.generation import Sampling
 from splitwave.wire.chat import Conversation
 from splitwave.wire.client import Ask, generate
 from splitwave.wire.errors import from_rpc_error
+from tests.integration.bad_fields import CASES, CHAT, COMPLETION, TOKENIZE
 from tests.integration.router_stack import MODEL, Model, RouterStack, router_stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Hi there", "max_tokens": 5}
-CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 GREEDY = Sampling(max_tokens=5, temperature=0.0)
 DEEP = "[" * 100_000
 GENERATE = "/splitwave.v1alpha1.GenerateService/Generate"
@@ -39,127 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(model: Model) -> AsyncIterator[RouterStack]:
-    async with router_stack(model) as started:
+    async with router_stack(model, live_max=16) as started:
         yield started
-
-
-BOTH: Sequence[tuple[dict[str, Any], str]] = [
-    ({"colour": 1}, "colour"),
-    ({"model": 7}, "model"),
-    ({"n": 0}, "n"),
-    ({"n": -1}, "n"),
-    ({"n": 129}, "n"),
-    ({"n": 2.5}, "n"),
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens"),
-    ({"max_tokens": 99999}, "max_tokens"),
-    ({"max_tokens": "many"}, "max_tokens"),
-    ({"min_tokens": -1}, "min_tokens"),
-    ({"min_tokens": 9, "max_tokens": 5}, "min_tokens"),
-    ({"temperature": -0.1}, "temperature"),
-    ({"temperature": "hot"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
-    ({"top_p": 1.1}, "top_p"),
-    ({"top_k": -2}, "top_k"),
-    ({"top_k": 2**32}, "top_k"),
-    ({"priority": 2**31}, "priority"),
-    ({"priority": -(2**31) - 1}, "priority"),
-    ({"min_p": 2}, "min_p"),
-    ({"seed": 2**63}, "seed"),
-    ({"presence_penalty": 3}, "presence_penalty"),
-    ({"frequency_penalty": -3}, "frequency_penalty"),
-    ({"repetition_penalty": 0}, "repetition_penalty"),
-    ({"logit_bias": {"999": 1}}, "logit_bias"),
-    ({"logit_bias": {"65": 101}}, "logit_bias"),
-    ({"logit_bias": {"x": 1}}, "logit_bias"),
-    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
-    ({"stop": ["x"] * 99}, "stop"),
-    ({"stop": ""}, "stop[0]"),
-    ({"stop": ["x", "y" * 257]}, "stop[1]"),
-    ({"stop": [1]}, "stop[0]"),
-    ({"stop_token_ids": [999]}, "stop_token_ids"),
-    ({"stop_token_ids": [-1]}, "stop_token_ids"),
-    ({"stop_token_ids": list(range(200))}, "stop_token_ids"),
-    ({"request_id": "a b"}, "request_id"),
-    ({"request_id": "x" * 129}, "request_id"),
-    ({"stream": "yes"}, "stream"),
-    ({"stream": True, "stream_options": {"more": 1}}, "stream_options.more"),
-    ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
-    ({"priority": "high"}, "priority"),
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"tool_choice": "auto", "tools": [{}]}, "tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"logits_processors": ["x"]}, "logits_processors"),
-    ({"best_of": 2}, "best_of"),
-    ({"use_beam_search": True}, "use_beam_search"),
-    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
-    ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
-    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
-]
-
-COMPLETIONS: Sequence[tuple[dict[str, Any], str]] = [
-    ({"prompt": ""}, "prompt"),
-    ({"prompt": []}, "prompt"),
-    ({"prompt": [[]]}, "prompt"),
-    ({"prompt": ["a", 3]}, "prompt"),
-    ({"prompt": ["a", ""]}, "prompt"),
-    ({"prompt": ["a"] * 1025}, "prompt"),
-    ({"prompt": [999]}, "prompt"),
-    ({"prompt": [-1]}, "prompt"),
-    ({"prompt": 3}, "prompt"),
-    ({"prompt": None}, "prompt"),
-    ({"prompt": "x" * 4096}, "prompt"),
-    ({"prompt": "x", "seed": 1}, "prompt"),
-    ({"prompt": "x" * 3300, "echo": True, "logprobs": 20}, "prompt_logprobs"),
-    ({"prompt_logprobs": 21}, "prompt_logprobs"),
-    ({"logprobs": 21}, "logprobs"),
-    ({"logprobs": True}, "logprobs"),
-    ({"suffix": "x"}, "suffix"),
-    ({"max_completion_tokens": 5}, "max_completion_tokens"),
-]
-
-CHATS: Sequence[tuple[dict[str, Any], str]] = [
-    ({"messages": []}, "messages"),
-    ({"messages": "Hi"}, "messages"),
-    ({"messages": [{}]}, "messages[0].role"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages[0].content[0].type",
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-        "messages[0].content[0].text",
-    ),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-    (
-        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-        "messages[0].tool_calls",
-    ),
-    ({"messages": [{"role": "user", "content": "x" * 5000}]}, "prompt"),
-    ({"logprobs": 2}, "logprobs"),
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
-    ({"prompt_logprobs": 21}, "prompt_logprobs"),
-    ({"prompt_logprobs": -1}, "prompt_logprobs"),
-    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
-    ({"max_completion_tokens": 0}, "max_tokens"),
-    ({"echo": True}, "echo"),
-    ({"chat_template": "{{ 1 }}"}, "chat_template"),
-    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ({"modalities": ["audio"]}, "modalities"),
-]
-
-CASES = [
-    *(("/v1/completions", {**COMPLETION, **change}, param) for change, param in BOTH),
-    *(("/v1/chat/completions", {**CHAT, **change}, param) for change, param in BOTH),
-    *(("/v1/completions", {**COMPLETION, **x}, param) for x, param in COMPLETIONS),
-    *(("/v1/chat/completions", {**CHAT, **change}, param) for change, param in CHATS),
-]
 
 
 @contextlib.contextmanager
@@ -194,6 +74,33 @@ async def test_a_bad_request_names_its_field(
         assert answer["error"]["type"] == "invalid_request_error"
         assert answer["error"]["code"] in ("invalid_request", "unsupported_feature")
         assert "; " in answer["error"]["message"], "it says what to do"
+
+
+@pytest.mark.parametrize(("body", "param"), TOKENIZE, ids=label)
+async def test_what_is_not_tokenized_is_named(
+    stack: RouterStack, body: dict[str, Any], param: str
+) -> None:
+    async with stack.http.post("/tokenize", json=body) as response:
+        answer = await response.json()
+
+    assert (response.status, answer["error"]["param"]) == (400, param), answer
+
+
+async def test_a_bad_id_in_a_header_names_the_header(stack: RouterStack) -> None:
+    headers = {"X-Request-Id": "a b"}
+    async with stack.http.post("/v1/completions", json=COMPLETION, headers=headers) as response:
+        answer = await response.json()
+
+    assert (response.status, answer["error"]["param"]) == (400, "X-Request-Id")
+
+
+async def test_what_a_value_is_held_against_is_named_as_it_was_sent(stack: RouterStack) -> None:
+    body = {**CHAT, "min_tokens": 9, "max_completion_tokens": 5}
+    async with stack.http.post("/v1/chat/completions", json=body) as response:
+        error = (await response.json())["error"]
+
+    assert error["param"] == "min_tokens"
+    assert "[0, max_completion_tokens = 5]" in error["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

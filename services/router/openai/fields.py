@@ -90,9 +90,15 @@ class GenerationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return priority
 
     def check_stream(self) -> None:
-        """Raise INVALID_REQUEST for stream options without a stream."""
-        if self.stream_options is not None and not self.streams:
+        """Raise for stream options without a stream, or those that are not served."""
+        options = self.stream_options
+        if options is None:
+            return
+        if not self.streams:
             raise invalid("stream_options: only with stream = true; set it, or leave this out")
+        if options.include_obfuscation:
+            name = "stream_options.include_obfuscation"
+            raise unsupported(f"{name}: events are not padded; leave it out")
 
     def sampling_with(
         self,

@@ -22,6 +22,7 @@ from services.router.openai.answers import DONE, Form, Head, Streamed, Telling, 
 from services.router.openai.connections import Connection, HttpLimits
 from services.router.openai.events import EventStream, Turn
 from services.router.openai.fields import GenerationBody
+from services.router.openai.names import named, sent_names
 from services.router.openai.orders import OrderBook
 from services.router.openai.schema import (
     CompletionBody,
@@ -128,14 +129,16 @@ class OpenAI:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
         body = read_completion(await self._body(request))
-        orders, form = await self._orders.completion(body, request.headers)
-        return await self._answer(request, body, orders, form)
+        with named(sent_names(body)):
+            orders, form = await self._orders.completion(body, request.headers)
+            return await self._answer(request, body, orders, form)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         body = read_chat(await self._body(request))
-        order, form = await self._orders.chat(body, request.headers)
-        return await self._answer(request, body, [order], form)
+        with named(sent_names(body)):
+            order, form = await self._orders.chat(body, request.headers)
+            return await self._answer(request, body, [order], form)
 
     async def models(self, _: web.Request) -> web.Response:
         """GET /v1/models."""
@@ -156,7 +159,8 @@ class OpenAI:
     async def tokenize(self, request: web.Request) -> web.Response:
         """POST /tokenize."""
         body = read_tokenize(await self._body(request))
-        tokens = await self._orders.tokens(body)
+        with named(sent_names(body)):
+            tokens = await self._orders.tokens(body)
         words = TokenWords(self._door.tokenizer, as_ids=False)
         longest = max(self._door.models().values(), default=None)
         answer = {

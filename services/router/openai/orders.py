@@ -6,6 +6,7 @@ from services.router.front_door import FrontDoor
 from services.router.openai.chat_form import ChatForm, ChatFormOptions
 from services.router.openai.completion_form import CompletionForm, CompletionOptions
 from services.router.openai.fields import given_or, invalid
+from services.router.openai.names import named
 from services.router.openai.schema import (
     ChatBody,
     CompletionBody,
@@ -37,7 +38,9 @@ class OrderBook:
         prompts = body.prompts()
         ids = [await door.prompt_ids(x, add_special_tokens=special) for x in prompts]
         for token_ids in ids:
-            check_prompt_logprobs(body.wanted_prompt_logprobs, len(token_ids))
+            check_prompt_logprobs(body.prompt_logprobs, len(token_ids))
+            with named({"prompt_logprobs": "logprobs"}):  # Under echo they ask for the prompt's.
+                check_prompt_logprobs(body.wanted_prompt_logprobs, len(token_ids))
         orders = [
             self._order(body, headers, token_ids, index) for index, token_ids in enumerate(ids)
         ]
@@ -81,6 +84,7 @@ class OrderBook:
         if (body.prompt is None) is (body.messages is None):
             raise invalid("prompt: give either a prompt or messages")
         if body.messages is None:
+            body.check_no_template()
             special = given_or(body.add_special_tokens, True)
             return await door.encode(body.prompt or "", special=special)
         text = await door.chat_prompt(conversation(body.messages), chat_options(body))

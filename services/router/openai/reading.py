@@ -70,8 +70,11 @@ UNSUPPORTED: Final[Mapping[str, tuple[str, _Neutral]]] = {
 class Reader(Generic[T]):
     """Reads bodies of one kind."""
 
-    def __init__(self, kind: type[T]) -> None:
-        self._kind = kind
+    def __init__(
+        self, kind: type[T], refuse: Callable[[Mapping[str, object]], None] = lambda _: None
+    ) -> None:
+        """`refuse` raises for what stands where it knows better what an unknown field means."""
+        self._kind, self._refuse = kind, refuse
         self._decoder = msgspec.json.Decoder(kind)
 
     def __call__(self, body: bytes) -> T:
@@ -94,6 +97,7 @@ class Reader(Generic[T]):
 
     def _without_neutral(self, fields: dict[str, object]) -> T:
         """The body less known fields that ask for nothing."""
+        self._refuse(fields)
         for name in [name for name in fields if name in UNSUPPORTED]:
             if name in self._kind.__struct_fields__:
                 continue

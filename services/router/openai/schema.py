@@ -1,12 +1,13 @@
 """Bodies of requests, as JSON brings them, and what they ask for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 import msgspec
 
 from services.router.openai.fields import GenerationBody, given_or, invalid, unsupported
 from services.router.openai.reading import Reader
+from splitwave.core.errors import ServingError
 from splitwave.core.generation import Sampling
 from splitwave.core.sampling_limits import SamplingLimits
 from splitwave.text import ChatOptions
@@ -59,6 +60,19 @@ class CompletionBody(GenerationBody, kw_only=True):
         )
 
 
+TEXT_PARTS = ("text", "input_text")
+"""Types of parts that hold text."""
+UNSUPPORTED_OF_MESSAGES: Mapping[str, str] = {
+    "tool_call_id": "tools are not served; leave it out",
+    "tool_calls": "tools are not served; leave it out",
+    "function_call": "tools are not served; leave it out",
+    "audio": "only text is served; leave it out",
+    "refusal": "templates do not show it; put it into the content",
+    "annotations": "templates do not show them; leave them out",
+}
+"""Fields that answers have beside their text and that may come back empty: why not otherwise."""
+
+
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A part of a message."""
 
@@ -67,7 +81,7 @@ class ContentPart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message. Those fields that answers have beside its text are taken while empty."""
+    """One message. Those fields of `UNSUPPORTED_OF_MESSAGES` are taken while empty."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -124,6 +138,12 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
+    def check_no_template(self) -> None:
+        """Raise INVALID_REQUEST for what only a conversation's template takes."""
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            if getattr(self, name):
+                raise invalid(f"{name}: only with messages; leave it out")
+
 
 class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /detokenize."""
@@ -149,13 +169,11 @@ def chat_options(body: ChatBody | TokenizeBody) -> ChatOptions:
 
 def _message(index: int, message: Message) -> Mapping[str, object]:
     place = f"messages[{index}]"
-    for name in ("tool_call_id", "tool_calls", "function_call"):
+    for name, why in UNSUPPORTED_OF_MESSAGES.items():
         if getattr(message, name):
-            raise unsupported(f"{place}.{name}: tools are not served; leave it out")
+            raise unsupported(f"{place}.{name}: {why}")
     if message.role in ("tool", "function"):
         raise unsupported(f"{place}.role: tools are not served; leave the message out")
-    if message.audio:
-        raise unsupported(f"{place}.audio: only text is served; leave it out")
     told: dict[str, object] = {"role": message.role, "content": _text(place, message)}
     for name in ("name", "reasoning_content"):
         if getattr(message, name) is not None:
@@ -172,14 +190,34 @@ def _text(place: str, message: Message) -> str:
     if isinstance(message.content, str):
         return message.content
     for index, part in enumerate(message.content):
-        if part.type not in ("text", "input_text"):
-            raise unsupported(f"{place}.content[{index}].type: only text is served; leave it out")
+        if part.type not in TEXT_PARTS:
+            raise _no_text(f"{place}.content[{index}]")
         if part.text is None:
             raise invalid(f"{place}.content[{index}].text: absent; set it")
     return "\n".join(part.text or "" for part in message.content)
 
 
+def _no_text(part: str) -> ServingError:
+    return unsupported(f"{part}.type: only text is served; leave it out")
+
+
+def _refuse_parts(fields: Mapping[str, object]) -> None:
+    """Refuse parts that are no text by their type, whatever fields they have."""
+    for place, message in _objects("messages", fields.get("messages")):
+        for part, content in _objects(f"{place}.content", message.get("content")):
+            kind = content.get("type")
+            if isinstance(kind, str) and kind not in TEXT_PARTS:
+                raise _no_text(part)
+
+
+def _objects(name: str, given: object) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Those entries of a list that are objects, with their places."""
+    for index, entry in enumerate(given if isinstance(given, list) else ()):
+        if isinstance(entry, dict):
+            yield f"{name}[{index}]", entry
+
+
 read_completion = Reader(CompletionBody)
-read_chat = Reader(ChatBody)
-read_tokenize = Reader(TokenizeBody)
+read_chat = Reader(ChatBody, _refuse_parts)
+read_tokenize = Reader(TokenizeBody, _refuse_parts)
 read_detokenize = Reader(DetokenizeBody)
