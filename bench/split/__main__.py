@@ -233,9 +233,8 @@ def _split(text: str) -> tuple[str, ...]:
 
 def facts_of(arguments: Sequence[str]) -> dict[str, Any]:
     """Where and with what a run is made."""
-    command = shlex.join(["python", "-m", "bench.split", *arguments])
     found = {name: told for name in PACKAGES if (told := _version(name)) is not None}
-    return provenance(command, paths=PATHS, packages=[]) | {
+    return provenance(command_of(arguments), paths=PATHS, packages=[]) | {
         "packages": found,
         "gpus": devices.names(),
         "variables": {
@@ -246,6 +245,15 @@ def facts_of(arguments: Sequence[str]) -> dict[str, Any]:
         "began": time.strftime("%F %T UTC", time.gmtime()),
         "load_average": round(os.getloadavg()[0], 1),
     }
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """The command as it is told: without this machine's places for logs, model and workloads."""
+    asked = parser().parse_args(arguments)
+    places = {"--model": asked.model, "--run-dir": asked.run_dir, "--workloads": asked.workloads}
+    names = {str(place): flag[2:].upper().replace("-", "_") for flag, place in places.items()}
+    words = [names.get(word, word) for word in arguments]
+    return shlex.join(["python", "-m", "bench.split", *words])
 
 
 def _version(name: str) -> str | None:

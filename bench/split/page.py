@@ -90,11 +90,12 @@ def origin(result: Result) -> str:
     shas = sorted({_sha(cell) for cell in result["cells"] if "git_sha" in cell})
     when = began[0] if began[0] == began[-1] else f"{began[0]} to {began[-1]}"
     slo = result["workload"]["slo"]
-    loads = sorted(float(run["load_average"]) for run in runs)
+    loads = sorted({f"{run['load_average']:.1f}" for run in runs}, key=float)
+    load = " to ".join(dict.fromkeys((loads[0], loads[-1])))
     return (
         f"`{last['command']}` at {', '.join(shas) or 'no cell yet'}, {gpus}{last['cores']} cores of"
-        f" {last['cpu']}, Python {last['python']}; {when}, load average {loads[0]:.1f} to"
-        f" {loads[-1]:.1f} before. Good: TTFT within {slo['ttft_ms']:g} ms, the request's p99 of"
+        f" {last['cpu']}, Python {last['python']}; {when}, load average {load}"
+        f" before. Good: TTFT within {slo['ttft_ms']:g} ms, the request's p99 of"
         f" ITL within {slo['itl_p99_ms']:g} ms, TPOT within {slo['tpot_ms']:g} ms."
     )
 

@@ -183,3 +183,21 @@ def test_a_model_that_cannot_take_the_prompts_is_refused(
 
     with refused:
         command.check_model(tmp_path, Comparison.read("split_h200"))
+
+
+def test_a_results_command_has_no_place_of_this_machine() -> None:
+    told = command.command_of(
+        [
+            "split_h200",
+            "--model",
+            "/there/model",
+            "--out",
+            "o/split-h200.json",
+            "--run-dir",
+            "/logs",
+        ]
+    )
+
+    assert told == (
+        "python -m bench.split split_h200 --model MODEL --out o/split-h200.json --run-dir RUN_DIR"
+    )
