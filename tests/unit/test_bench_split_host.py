@@ -190,7 +190,7 @@ def test_a_results_command_has_no_place_of_this_machine() -> None:
         [
             "split_h200",
             "--model",
-            "/there/model",
+            "/there",
             "--out",
             "o/split-h200.json",
             "--run-dir",
