@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 
+from services.router.absence import POOL_RETRY_S, absence
 from services.router.budget import ResumeBudget
 from services.router.discovery import Share, Workers, follow
 from services.router.generate import RoomNeed
@@ -91,7 +92,9 @@ class WorkerFleet:
         """Requests that were outside every envelope, by the limit that they would have left."""
         self.standings = self._make_standings()
         self.stands: Stands = self.standings or ANY
-        self.rooms = Rooms(self.sessions, chance, settings.pool_wait_s)
+        self.rooms = Rooms(
+            self.sessions, chance, settings.pool_wait_s, lambda: self.absence(Role.DECODE)
+        )
         self.prefill_pool = PrefillPool(
             lambda: self._prefill.values(), self.stands, settings.pool_wait_s
         )
@@ -197,19 +200,20 @@ class WorkerFleet:
 
     def usable(self) -> dict[Role, int]:
         """Workers that new work may go to."""
-        queues = [
-            peer.queue
-            for peer in self._prefill.values()
-            if not peer.leaving and self.stands.admits(peer.address)
-        ]
+        prefill = [x for x in self._prefill.values() if self.stands.admits(x.address)]
         return {
-            Role.PREFILL: sum(queue is not None and not queue.draining for queue in queues),
+            Role.PREFILL: sum(peer.usable for peer in prefill),
             Role.DECODE: sum(session.usable for session in self.sessions()),
         }
 
     def ready(self) -> bool:
         """True if a request could be served: both roles are there."""
         return all(self.usable().values())
+
+    def absence(self, role: Role, retry_after_s: float = POOL_RETRY_S) -> ServingError:
+        """The error of a request for which no worker of a role is there."""
+        peers = self._decode if role is Role.DECODE else self._prefill
+        return absence(role, peers.values(), self.stands, retry_after_s)
 
     # Membership.
 

@@ -26,6 +26,7 @@ from splitwave.core.deadline import Deadline
 from splitwave.core.demands import RequestShape
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Request, Sampling, features
+from splitwave.core.worker import Role
 from splitwave.runtime.tracing import OFF
 from splitwave.runtime.tracing_names import FINISHED
 from splitwave.text import ChatOptions, TextStream, Tokenizer
@@ -161,9 +162,7 @@ class FrontDoor:
         """What a prompt leaves of the context, at least 1. Raises INVALID_REQUEST if nothing."""
         limits = self.fleet.limits()
         if limits is None:
-            raise ServingError(
-                Reason.POOL_UNAVAILABLE, "no decode worker is reachable", retry_after_s=1.0
-            )
+            raise self.fleet.absence(Role.DECODE, retry_after_s=1.0)
         left = limits.model_len_max_tokens - len(prompt)
         if left < 1:
             raise _invalid(

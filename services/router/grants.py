@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from services.router.absence import absence
+from services.router.standings import ANY
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.placement import floor_tier, roomier, two_choices
 from splitwave.core.session import (
@@ -22,6 +24,7 @@ from splitwave.core.session import (
     Submit,
     TakeGrant,
 )
+from splitwave.core.worker import Role
 
 if TYPE_CHECKING:
     from services.router.decode_attempt import Attempt
@@ -42,8 +45,6 @@ POOL_WAIT_LOST_S = 0.5
 """How long at most it does once an attempt was lost, or its client has had tokens. That client is
 told within two seconds of a group's death, the noticing included, that it cannot go on now; a group
 that is started again takes longer than anybody watches a stream stand still."""
-POOL_RETRY_S = 5.0
-"""When a client that found no worker there is told to try again."""
 LOOK_AGAIN_S = 1.0
 """How often a request that waits looks whether the worker that it asked is still there."""
 
@@ -159,9 +160,13 @@ class Rooms:
         sessions: Callable[[], Iterable["Session"]],
         chance: Callable[[], float],
         pool_wait_s: float = POOL_WAIT_S,
+        absent: Callable[[], ServingError] = lambda: absence(Role.DECODE, (), ANY),
     ) -> None:
-        """`sessions` lists all there are; `chance` returns numbers in [0, 1)."""
-        self._sessions = sessions
+        """`sessions` lists all there are; `chance` returns numbers in [0, 1).
+
+        `absent` makes the error of a request for which no worker is there.
+        """
+        self._sessions, self._absent = sessions, absent
         self.chance = chance
         self.pool_wait_s = pool_wait_s
         self._ids = itertools.count(1)
@@ -327,9 +332,7 @@ class Rooms:
             return ServingError(
                 Reason.OVERLOADED, "no decode room came free in time", retry_after_s=1.0
             )
-        return ServingError(
-            Reason.POOL_UNAVAILABLE, "no decode worker is reachable", retry_after_s=POOL_RETRY_S
-        )
+        return self._absent()
 
 
 def _give_back_unseen(waiter: _Waiter) -> None:

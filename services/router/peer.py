@@ -87,7 +87,19 @@ class DecodePeer:
         self._events = events
         self._tally = settings.tally
         self._ids = itertools.count(1)
+        self._turned_away = False
+        """True if the worker, asked last, took no session since it drains."""
         self.session = self._new_session()
+
+    @property
+    def draining(self) -> bool:
+        """True if it says that it takes no new work."""
+        return self.session.load.draining if self.session.connected else self._turned_away
+
+    @property
+    def reachable(self) -> bool:
+        """True if it can be talked to, whatever it says."""
+        return self.session.connected or self._turned_away
 
     def _new_session(self) -> Session:
         session_id = f"{self._router_id}/{self.address}/{next(self._ids)}"
@@ -109,6 +121,7 @@ class DecodePeer:
         while session.over is None:
             error = await self._connect(session, backoff)
             session.detach()
+            self._turned_away = error.reason is Reason.WORKER_DRAINING
             left_s = _reattach_left_s(session)
             if left_s <= 0.0 or error.reason not in _BREAKS or isinstance(error, Gone):
                 decertified = error.reason is Reason.GROUP_DECERTIFIED

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.router import tracing
+from services.router.absence import absence
 from services.router.attempts import NoAnswer
 from services.router.backoff import Backoff
-from services.router.grants import POOL_RETRY_S, POOL_WAIT_LOST_S, POOL_WAIT_S
+from services.router.grants import POOL_WAIT_LOST_S, POOL_WAIT_S
 from services.router.held import Held
 from services.router.standings import ANY, Stands
 from splitwave.core.deadline import Deadline
@@ -61,6 +62,21 @@ class PrefillPeer:
         """True once the worker is no longer listed: nothing new goes there."""
         self.calls = 0
         """Prompts whose answers are awaited."""
+
+    @property
+    def reachable(self) -> bool:
+        """True if it can be talked to, whatever it says."""
+        return self.queue is not None
+
+    @property
+    def draining(self) -> bool:
+        """True if it says that it takes no new work: it drains, or is not ready."""
+        return self.queue is not None and self.queue.draining
+
+    @property
+    def usable(self) -> bool:
+        """True if new work may go there, its group's standing apart."""
+        return self.reachable and not self.draining and not self.leaving
 
     @property
     def worker_id(self) -> str:
@@ -173,7 +189,7 @@ class PrefillPool:
 
     def _place_waiting(self) -> list[PrefillPeer]:
         """Place who waits; return the workers that nobody waits for, which others may take."""
-        unclaimed = self._there()
+        unclaimed = self._usable()
         for wish in self._waiting:
             if not unclaimed:
                 break
@@ -229,21 +245,27 @@ class PrefillPool:
     async def _wait(
         self, wish: _Wish, placed: "asyncio.Future[PrefillPeer]", deadline: Deadline
     ) -> PrefillPeer:
-        began_s = _now_s()
-        queue_until_s = began_s + deadline.share_s(began_s, QUEUE_SHARE)
+        alone_since_s = now_s = _now_s()
+        queue_until_s = now_s + deadline.share_s(now_s, QUEUE_SHARE)
         patience_s = min(self._pool_wait_s, POOL_WAIT_LOST_S if wish.avoid else math.inf)
         while not placed.done():
             self._refuse_hopeless(wish)
-            there = bool(self._there())
-            until_s = queue_until_s if there else min(queue_until_s, began_s + patience_s)
-            if _now_s() >= until_s:
-                raise _no_room() if there else _no_worker()
-            await asyncio.wait((placed,), timeout=min(until_s - _now_s(), LOOK_AGAIN_S))
+            now_s = _now_s()
+            there = any(self._fits(peer, wish) for peer in self._usable())
+            if there:
+                alone_since_s = now_s
+            until_s = min(queue_until_s, alone_since_s + patience_s)
+            if now_s >= (queue_until_s if there else until_s):
+                raise _no_room() if there else absence(Role.PREFILL, self._peers(), self._stands)
+            await asyncio.wait((placed,), timeout=min(until_s - now_s, LOOK_AGAIN_S))
         return placed.result()
 
     def _refuse_hopeless(self, wish: _Wish) -> None:
-        """Raise if waiting cannot help: each worker has refused it, cannot pair or must not."""
-        there = self._there()
+        """Raise if waiting cannot help: each worker has refused it, cannot pair or must not.
+
+        One that drains is no such hope, and no such obstacle: it may be followed by its like.
+        """
+        there = [peer for peer in self._admitted() if peer.reachable]
         shape = _shape(wish.call)
         outside = shape.outside_all(self._stands.envelope(peer.address) for peer in there)
         if outside is not None:
@@ -254,17 +276,17 @@ class PrefillPool:
                 Reason.KV_LAYOUT_MISMATCH,
                 "no prefill worker that may take it has the KV layout of the decode group",
             )
-        refused = [wish.passed.get(peer.worker_id) for peer in fit]
+        refused = [wish.passed.get(peer.worker_id) for peer in fit if peer.usable]
         errors = [error for error in refused if error is not None]
-        if errors and len(errors) == len(fit):
+        if errors and len(errors) == len(refused):
             raise min(errors, key=lambda error: error.retry_after_s or float("inf"))
 
-    def _there(self) -> list[PrefillPeer]:
-        return [
-            peer
-            for peer in self._peers()
-            if peer.queue is not None and not peer.leaving and self._stands.admits(peer.address)
-        ]
+    def _admitted(self) -> list[PrefillPeer]:
+        return [x for x in self._peers() if not x.leaving and self._stands.admits(x.address)]
+
+    def _usable(self) -> list[PrefillPeer]:
+        """Workers that new work may go to."""
+        return [peer for peer in self._admitted() if peer.usable]
 
     def _fits(self, peer: PrefillPeer, wish: _Wish) -> bool:
         """True if the worker can pair and is certified for the prompt, however full it is."""
@@ -299,11 +321,6 @@ def _shape(call: PrefillCall) -> RequestShape:
 def _no_room() -> ServingError:
     message = "the queues of all prefill workers are full"
     return ServingError(Reason.OVERLOADED, message, retry_after_s=1.0)
-
-
-def _no_worker() -> ServingError:
-    message = "no prefill worker is reachable"
-    return ServingError(Reason.POOL_UNAVAILABLE, message, retry_after_s=POOL_RETRY_S)
 
 
 def _now_s() -> float:

@@ -36,6 +36,7 @@ from services.router.order import Order
 from services.router.refusals import OTHER
 from services.router.status_page import add_routes
 from splitwave.core.errors import Reason, ServingError
+from splitwave.core.worker import Role
 from splitwave.wire.errors import HTTP_STATUS, openai_error_body, retry_after_header
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
@@ -151,9 +152,9 @@ class OpenAI:
         self._door.check_model(name)
         tokens = self._door.models().get(name)
         if tokens is None:
-            raise ServingError(
-                Reason.POOL_UNAVAILABLE, "the model's workers are not reachable", retry_after_s=1.0
-            )
+            usable = self._door.fleet.usable()
+            absent = next((role for role in Role if not usable[role]), Role.DECODE)
+            raise self._door.fleet.absence(absent, retry_after_s=1.0)
         return _json(_encode(_model(name, tokens)), 200)
 
     async def tokenize(self, request: web.Request) -> web.Response:

@@ -32,6 +32,7 @@ from services.router.vllm_engine.sampling import (
 )
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.sampling_limits import SamplingLimits
+from splitwave.core.worker import Role
 from splitwave.wire.errors import Aborts, abort
 from splitwave.wire.stream import Writes, emitter
 
@@ -97,9 +98,8 @@ class VllmEngineServicer:
     ) -> pb.GetModelInfoResponse:
         limits = self._door.fleet.limits()
         if limits is None:
-            why = "no decode worker is reachable"
             self._door.refusals.count(f"{_PATH}/GetModelInfo", Reason.POOL_UNAVAILABLE)
-            await abort(context, ServingError(Reason.POOL_UNAVAILABLE, why, retry_after_s=1.0))
+            await abort(context, self._door.fleet.absence(Role.DECODE, retry_after_s=1.0))
         model, tokenizer = self._model, self._door.tokenizer
         return pb.GetModelInfoResponse(
             model_path=str(model.directory),
