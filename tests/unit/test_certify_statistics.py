@@ -95,3 +95,14 @@ def test_growth_leaves_the_warm_up_out() -> None:
     assert growth(leaking) == pytest.approx(194.5 / 114.5 - 1.0)
     with pytest.raises(TooFewSamples):
         growth([1.0] * 9)
+
+
+def test_a_short_soak_compares_more_of_itself() -> None:
+    late = steps(140, slower=2.0, from_share=0.8)
+
+    with pytest.raises(TooFewSamples):
+        drift(late)
+    found = drift(late, share=0.2)
+
+    assert found.value == pytest.approx(2.0, rel=0.1)
+    assert drift(steps(140), share=0.2).high < 1.25

@@ -40,7 +40,9 @@ class Scale:
     soak_s: float = 120.0
     soak_control_s: float = 24.0
     soak_steps_min: int = 400
-    """Steps of each rank below which the soak goes on: a tenth of them is compared."""
+    """Steps of each rank below which the soak goes on."""
+    drift_share: float = 0.1
+    """Of these, at either end, what is compared: the last tenth with the first."""
     soak_share: float = 0.5
     """Share of the seats that are kept busy."""
     soak_prompt_tokens: int = 16
@@ -97,15 +99,16 @@ _HEAVY: dict[str, Any] = {
     "storm_requests": 12,
     "abort_requests": 8,
     "abort_tokens": 5,
-    "soak_s": 30.0,
-    "soak_control_s": 20.0,
-    "soak_steps_min": 160,
+    "soak_s": 25.0,
+    "soak_control_s": 15.0,
+    "soak_steps_min": 140,
+    "drift_share": 0.2,
     "soak_share": 0.125,
     "soak_prompt_tokens": 4,
     "repeat_prompt_tokens": 32,
-    "repeat_tokens": 4,
+    "repeat_tokens": 3,
     "repeat_control": 10,
-    "crowd_share": 1.25,
+    "crowd_share": 1.1,
     "crowd_tokens": 3,
     "gsm8k_items": 4,
 }
@@ -123,6 +126,6 @@ _SMOKE_HEAVY: dict[str, Any] = {
     "alone_cases": 1,
     "output_max_tokens": 2**20,
     "abort_requests": 4,
-    "abort_tokens": 4,
+    "abort_tokens": 3,
     "crowd_tokens": 2,
 }

@@ -94,7 +94,8 @@ def _judge_drift(verdict: Verdict, seen: Observed, scale: Scale) -> None:
     worst = None
     for rank, rows in enumerate(seen["steps"]):
         try:
-            found = statistics.drift([StepSample(*row) for row in rows], seed=rank)
+            samples = [StepSample(*row) for row in rows]
+            found = statistics.drift(samples, share=scale.drift_share, seed=rank)
         except TooFewSamples as few:
             verdict.require(False, "few", f"rank {rank}: {few}")
             continue

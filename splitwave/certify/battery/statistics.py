@@ -17,7 +17,7 @@ DRAWS = 1000
 BLOCK_STEPS = 16
 """Steps that are drawn together. As many as vLLM's ranks run between two votes."""
 SAMPLES_MIN = 8
-"""Steps of one size that a tenth must have, for the size to be compared."""
+"""Steps of one size that either end must have, for the size to be compared."""
 _CONFIDENCE = (2.5, 97.5)
 
 Floats = NDArray[np.float64]
@@ -48,13 +48,13 @@ class StepSample:
     cpu_s: float
 
 
-def drift(steps: Sequence[StepSample], *, seed: int = 0) -> Interval:
-    """CPU seconds a step at equal batch, last tenth of the steps to the first, over all sizes.
+def drift(steps: Sequence[StepSample], *, share: float = 0.1, seed: int = 0) -> Interval:
+    """CPU seconds a step at equal batch, last `share` of the steps to the first, over all sizes.
 
     Raises TooFewSamples if no size can be compared.
     """
-    tenth = len(steps) // 10
-    return at_equal_size(steps[:tenth], steps[len(steps) - tenth :], seed=seed)
+    part = int(len(steps) * share)
+    return at_equal_size(steps[:part], steps[len(steps) - part :], seed=seed)
 
 
 def at_equal_size(
