@@ -38,7 +38,7 @@ ANSWER_GRACE_S = 1.0
 """How long past its patience an ask's refusal may take to arrive."""
 LINGER_S = 0.02
 """How long what nobody waits for may lie until it shares another message's write."""
-POOL_WAIT_S = 1.5
+POOL_WAIT_S = 1.0
 """How long a request waits for any worker to be there, unless a setting says so: it is answered
 within two seconds, and the noticing of a death is among them."""
 POOL_WAIT_LOST_S = 0.5
