@@ -14,8 +14,20 @@ from services.cli.plan import Plan
 from services.decode.config import DecodeConfig
 from services.prefill.config import PrefillConfig
 from services.router.config import RouterConfig
+from services.worker.start import check_engine_settings
 from splitwave.core.mode import MODES
-from splitwave.runtime.config import ConfigError, ProcessConfig, load, require, setting, to_toml
+from splitwave.runtime.config import (
+    ConfigError,
+    ProcessConfig,
+    check_complete,
+    load,
+    names_of,
+    require,
+    setting,
+    to_toml,
+    unknown,
+)
+from splitwave.runtime.worker import WorkerConfig
 
 PROGRAMS: Mapping[str, type[ProcessConfig]] = {
     "router": RouterConfig,
@@ -91,27 +103,46 @@ def _flags(settings: Mapping[str, str]) -> Iterator[str]:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one program of a stack is given, and where each setting came from."""
+
+    config: ProcessConfig
+    sources: Mapping[str, str]
+
+
+def programs(config: StackConfig, sources: Mapping[str, str], plan: Plan) -> Mapping[str, Program]:
+    """All programs as they will read what they are given.
+
+    Raises ConfigError for a setting that one of them does not have, or that cannot work.
+    """
+    return {name: _program(name, config, sources, plan) for name in PROGRAMS}
+
+
+def _program(name: str, config: StackConfig, sources: Mapping[str, str], plan: Plan) -> Program:
+    kind = PROGRAMS[name]
+    own = {key.partition(".")[0] for key in getattr(config, name)}
+    said = {x: sources[name] if x in own else "splitwave up" for x in names_of(kind)}
+    engines = (sources.get(f"{name}_setting"), sources.get(name))
+    said["engine_settings"] = ", ".join(["splitwave up", *dict.fromkeys(filter(None, engines))])
+    try:
+        for key in sorted(own - names_of(kind)):
+            raise unknown(key, sources[name], names_of(kind))
+        loaded, origins = load(kind, name, plan.program_flags(name), os.environ, said)
+        check_complete(loaded, origins)
+        if isinstance(loaded, WorkerConfig):
+            check_engine_settings(loaded, origins)
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error}") from None
+    return Program(loaded, origins)
+
+
 def whole_stack_toml(config: StackConfig, sources: Mapping[str, str], plan: Plan) -> str:
     """Every setting of the stack and of its programs, as a file that `splitwave up` takes.
 
     Raises ConfigError for a program's setting that cannot work.
     """
     parts = [to_toml(config, sources, leave_out=PROGRAMS.keys())]
-    for name, kind in PROGRAMS.items():
-        try:
-            loaded, origins = load(kind, name, plan.program_flags(name), os.environ)
-        except ConfigError as error:
-            raise ConfigError(f"{name}.{error}") from None
-        parts.append(to_toml(loaded, _origins(origins, getattr(config, name)), table=name))
+    for name, program in programs(config, sources, plan).items():
+        parts.append(to_toml(program.config, program.sources, table=name))
     return "\n".join(parts)
-
-
-def _origins(origins: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Flags that the stack gives a program are no flags of the user's."""
-    named = {name.partition(".")[0] for name in own}
-    return {
-        name: f"splitwave up{', further setting' if name in named else ''}"
-        if origin.startswith("flag ")
-        else origin
-        for name, origin in origins.items()
-    }

@@ -29,9 +29,11 @@ def with_config(arguments: Sequence[str], command: str, then: Callable[[StackCon
     """Read the settings, print them if asked to, else go on with them; returns the exit code."""
     try:
         config, sources = load(StackConfig, command, arguments, os.environ)
+        run_dir = Path(config.run_dir or f"{tempfile.gettempdir()}/splitwave")
+        # Before a start, too: what a program would refuse then is told as the user gave it.
+        text = whole_stack_toml(config, sources, plan_of(config, run_dir))
         if wants_print(arguments):
-            run_dir = Path(config.run_dir or f"{tempfile.gettempdir()}/splitwave")
-            print(whole_stack_toml(config, sources, plan_of(config, run_dir)), end="")
+            print(text, end="")
             return 0
     except ConfigError as error:
         print(f"splitwave {command}: {error}", file=sys.stderr)

@@ -12,7 +12,7 @@ from services.decode.peers import GrpcPeers
 from services.decode.servicer import SERVICE_NAMES, add_to
 from services.decode.worker import DecodeWorker
 from services.worker.group_guard import Decertified
-from services.worker.start import StartedGroup, start_certified
+from services.worker.start import StartedGroup, check_engine_settings, start_certified
 from splitwave.core.worker import Role
 from splitwave.engine.launch import last_words
 from splitwave.engine.port import EngineDied
@@ -31,7 +31,7 @@ DROP_FENCE = "drop_fence"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker as the command line says and return its exit code."""
-    return process.main(DecodeConfig, arguments, run)
+    return process.main(DecodeConfig, arguments, run, check_engine_settings)
 
 
 def run(config: DecodeConfig) -> int:

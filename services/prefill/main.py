@@ -10,7 +10,7 @@ from services.prefill.config import PrefillConfig
 from services.prefill.servicer import SERVICE_NAMES, add_to
 from services.prefill.worker import PrefillWorker
 from services.worker.group_guard import Decertified
-from services.worker.start import start_certified
+from services.worker.start import check_engine_settings, start_certified
 from splitwave.core.worker import Role
 from splitwave.engine.launch import last_words
 from splitwave.engine.port import EngineDied
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker as the command line says and return its exit code."""
-    return process.main(PrefillConfig, arguments, run)
+    return process.main(PrefillConfig, arguments, run, check_engine_settings)
 
 
 def run(config: PrefillConfig) -> int:

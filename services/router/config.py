@@ -72,13 +72,18 @@ class RouterConfig(ProcessConfig):
         if self.http_listen:
             check_address("http_listen", self.http_listen)
         for name in ("prefill", "decode"):
-            require(self, name, getattr(self, name) != "", f"name the workers: {_WORKERS}")
             try:
-                Workers(getattr(self, name))
+                if given := getattr(self, name):
+                    Workers(given)
             except AddressError as error:
                 raise BadSetting(name, str(error)) from error
-        require(self, "model_path", self.model_path != "", "set it to the model's directory")
         self._check_numbers()
+
+    def check_complete(self) -> None:
+        """Raise BadSetting if it is not said which workers and which model."""
+        for name in ("prefill", "decode"):
+            require(self, name, getattr(self, name) != "", f"name the workers: {_WORKERS}")
+        require(self, "model_path", self.model_path != "", "set it to the model's directory")
 
     def demands(self) -> Demands:
         """What is demanded of groups."""

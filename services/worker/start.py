@@ -1,11 +1,12 @@
 """A group from its settings to its certification: engines first, since they are forked."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.worker.certification import certify
 from splitwave.core.worker import Certification, Role
-from splitwave.engine.launch import last_words, start_engine
+from splitwave.engine.launch import last_words, settings_kind, start_engine
 from splitwave.engine.port import Engine, EngineDied
 from splitwave.runtime.config import ConfigError
 from splitwave.runtime.serve import Fatal
@@ -20,6 +21,15 @@ class StartedGroup:
 
     engine: Engine
     certification: Certification
+
+
+def check_engine_settings(config: WorkerConfig, sources: Mapping[str, str]) -> None:
+    """Raise ConfigError for a setting that the engines do not have, or that is not of its type."""
+    source, kind = sources.get("engine_settings", "default"), settings_kind(config.engine)
+    try:
+        make_group_settings(config, Role(config.service), kind, source)
+    except ConfigError as error:
+        raise ConfigError(f"engine_settings: {error}") from None
 
 
 async def start_certified(config: WorkerConfig, role: Role) -> StartedGroup:

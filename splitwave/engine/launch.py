@@ -8,6 +8,17 @@ Progress = Callable[[int, str], None]
 """Told what a rank is doing while it starts."""
 
 
+def settings_kind(engine: str) -> type[object]:
+    """The dataclass of a group's settings, of `vllm` or `sim` engines."""
+    if engine == "sim":
+        from splitwave.engine.sim import SimSettings
+
+        return SimSettings
+    from splitwave.engine.vllm.config import VllmGroupSettings
+
+    return VllmGroupSettings
+
+
 async def start_engine(
     engine: str, make_settings: Callable[[type[object]], object], on_progress: Progress
 ) -> Engine:
@@ -16,16 +27,15 @@ async def start_engine(
     `make_settings` fills in the settings dataclass that it is given. Raises ValueError for
     settings that cannot work and EngineDied if a process fails.
     """
+    settings = make_settings(settings_kind(engine))
     if engine == "sim":
         from splitwave.engine.sim import SimSettings, start_sim_group
 
-        simulated = make_settings(SimSettings)
-        assert isinstance(simulated, SimSettings)
-        return await start_sim_group(simulated)
+        assert isinstance(settings, SimSettings)
+        return await start_sim_group(settings)
     from splitwave.engine.vllm.config import VllmGroupSettings
     from splitwave.engine.vllm.start import start_group
 
-    settings = make_settings(VllmGroupSettings)
     assert isinstance(settings, VllmGroupSettings)
     return await start_group(settings, on_progress=on_progress)
 

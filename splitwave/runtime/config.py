@@ -8,8 +8,9 @@ line, the environment and the file cannot drift apart:
 
 import argparse
 import dataclasses
+import re
 import tomllib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints  # Any: dataclasses know no better
@@ -20,6 +21,11 @@ T = TypeVar("T")
 
 EXIT_BAD_CONFIG = 2
 """Exit code of a process whose settings cannot work; argparse uses the same."""
+_SERVICE_LINK = re.compile(
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+    r"=.*|(\w+_)?PORT=\w+://.*"
+)
+"""What Kubernetes sets of itself for a service that is called as one of ours: no settings."""
 
 
 class ConfigError(Exception):
@@ -86,6 +92,12 @@ class ProcessConfig:
             require(self, name, getattr(self, name) >= 0, "set it to 0 or more seconds")
         self._check_traces()
 
+    def check_complete(self) -> None:
+        """Raise BadSetting if something that has no default is not set.
+
+        Apart from the other checks, so that an incomplete config can be printed and filled in.
+        """
+
     def _check_traces(self) -> None:
         is_share = 0.0 <= self.trace_ratio <= 1.0
         require(self, "trace_ratio", is_share, "set it to a share from 0 to 1")
@@ -120,19 +132,31 @@ class _Given:
 
 
 def load(
-    kind: type[T], service: str, arguments: Sequence[str], environ: Mapping[str, str]
+    kind: type[T],
+    service: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    flag_sources: Mapping[str, str] | None = None,
 ) -> tuple[T, Mapping[str, str]]:
-    """Return the config and where each field that was set came from.
+    """Return the config, which may be incomplete, and where each field that was set came from.
 
-    Raises ConfigError; exits as argparse does for --help and for unknown flags.
+    `flag_sources`: by field where a flag comes from that no user has written. Raises ConfigError;
+    exits as argparse does for --help and for flags without their value.
     """
-    parser = _parser(kind, service)
-    flags = vars(parser.parse_args(arguments))
+    flags = _read_flags(kind, service, arguments)
     path = flags.pop("config") or environ.get(variable(service, "config"))
-    given = _from_file(kind, path) if path else {}
+    given = _from_file(kind, str(path)) if path else {}
     _merge(given, _from_environment(kind, service, environ))
-    _merge(given, _from_flags(flags))
+    _merge(given, _from_flags(flags, flag_sources or {}))
     return _make(kind, given), {name: item.source for name, item in given.items()}
+
+
+def check_complete(config: ProcessConfig, sources: Mapping[str, str]) -> None:
+    """Raise ConfigError for what is not set and has to be, with its source."""
+    try:
+        config.check_complete()
+    except BadSetting as error:
+        raise ConfigError(f"{error} ({sources.get(error.name, 'default')})") from None
 
 
 def wants_print(arguments: Sequence[str]) -> bool:
@@ -176,7 +200,7 @@ def build(kind: type[T], texts: Mapping[str, str], source: str, fixed: Mapping[s
     `fixed` wins over `texts`, and naming a fixed field in `texts` is an error.
     """
     for name in texts.keys() & fixed.keys():
-        raise ConfigError(f"{source}: {name} has a setting of its own; remove it here")
+        raise ConfigError(f"{name}: has a setting of its own; remove it here ({source})")
     given = {name: _Given(value, source) for name, value in texts.items()}
     return _make(kind, given, fixed)
 
@@ -186,14 +210,13 @@ def _make(
 ) -> T:
     fixed = fixed or {}
     hints = get_type_hints(kind)
-    names = {item.name for item in _fields(kind)}
+    names = names_of(kind)
     values = dict(fixed)
     nested: dict[str, dict[str, _Given]] = {}
     for name, item in given.items():
         first, dot, rest = name.partition(".")
         if first not in names:
-            known = ", ".join(sorted(names - fixed.keys()))
-            raise ConfigError(f"{name}: unknown ({item.source}); known are {known}")
+            raise unknown(name, item.source, names - fixed.keys())
         if dot:
             nested.setdefault(first, {})[rest] = item
             continue
@@ -205,6 +228,11 @@ def _make(
     for first, inner in nested.items():
         values[first] = _make(hints[first], inner)
     return _checked(kind, values, given)
+
+
+def unknown(name: str, source: str, known: Iterable[str]) -> ConfigError:
+    """What is said of a setting that there is not."""
+    return ConfigError(f"{name}: unknown ({source}); known are {', '.join(sorted(known))}")
 
 
 def _check_choice(kind: type[Any], name: str, value: object) -> None:
@@ -227,9 +255,20 @@ def _checked(kind: type[T], values: Mapping[str, object], given: Mapping[str, _G
         raise ConfigError(str(error)) from None
 
 
+def _read_flags(kind: type[Any], service: str, arguments: Sequence[str]) -> dict[str, object]:
+    flags, rest = _parser(kind, service).parse_known_args(arguments)
+    for word in rest:
+        if not word.startswith("-"):
+            raise ConfigError(f"{word!r} is no setting; write --NAME VALUE, as --help shows")
+        known = (flag(item.name) for item in _fields(kind))
+        raise unknown(word.partition("=")[0], "flag", known)
+    return vars(flags)
+
+
 def _parser(kind: type[Any], service: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"splitwave {service}",
+        allow_abbrev=False,
         description=f"Settings come from flags, then from SPLITWAVE_{service.upper()}_<FIELD>, "
         "then from the file, then from the defaults shown here.",
     )
@@ -258,24 +297,29 @@ def _help(item: "dataclasses.Field[Any]", default: object) -> str:  # any field 
     return f"{words} (default: {default})".replace("%", "%%")
 
 
-def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
+def _from_flags(flags: Mapping[str, object], sources: Mapping[str, str]) -> dict[str, _Given]:
     given = {}
     for name, value in flags.items():
         if value is not None and name != "print_config":
             text = ",".join(value) if isinstance(value, list) else value
-            given[name] = _Given(text, f"flag {flag(name)}")
+            given[name] = _Given(text, sources.get(name, f"flag {flag(name)}"))
     return given
 
 
 def _from_environment(
     kind: type[Any], service: str, environ: Mapping[str, str]
 ) -> dict[str, _Given]:
-    names = {item.name: variable(service, item.name) for item in _fields(kind)}
-    return {
-        name: _Given(environ[key], f"environment {key}")
-        for name, key in names.items()
-        if key in environ
-    }
+    known = {variable(service, name): name for name in (*names_of(kind), "config")}
+    given = {}
+    for key, value in environ.items():
+        name = key.removeprefix(variable(service, ""))
+        if name == key or _SERVICE_LINK.fullmatch(f"{name}={value}"):
+            continue
+        if key not in known:
+            raise unknown(name.lower(), f"environment {key}", names_of(kind))
+        given[known[key]] = _Given(value, f"environment {key}")
+    given.pop("config", None)
+    return given
 
 
 def _from_file(kind: type[Any], path: str) -> dict[str, _Given]:
@@ -285,9 +329,8 @@ def _from_file(kind: type[Any], path: str) -> dict[str, _Given]:
         raise ConfigError(f"config: cannot read {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config: {path} is not TOML: {error}") from None
-    known = {item.name for item in _fields(kind)}
-    for name in document.keys() - known:
-        raise ConfigError(f"{name}: unknown (file {path}); known are {', '.join(sorted(known))}")
+    for name in sorted(document.keys() - names_of(kind)):
+        raise unknown(name, f"file {path}", names_of(kind))
     return {name: _Given(value, f"file {path}") for name, value in document.items()}
 
 
@@ -308,6 +351,11 @@ def _pairs(item: _Given) -> Iterator[tuple[str, object]]:
 
 def _fields(kind: type[Any]) -> "tuple[dataclasses.Field[Any], ...]":  # any config's fields
     return dataclasses.fields(kind)
+
+
+def names_of(kind: type[Any]) -> frozenset[str]:  # any config
+    """Names of a config's settings."""
+    return frozenset(item.name for item in _fields(kind))
 
 
 def _required(item: "dataclasses.Field[Any]") -> bool:  # any field of any config

@@ -5,7 +5,7 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar  # Any: asyncio itself types what a coroutine yields so
 
 import uvloop
@@ -16,6 +16,7 @@ from splitwave.runtime.config import (
     BadSetting,
     ConfigError,
     ProcessConfig,
+    check_complete,
     load,
     to_toml,
     wants_print,
@@ -28,18 +29,38 @@ C = TypeVar("C", bound=ProcessConfig)
 T = TypeVar("T")
 
 
-def main(kind: type[C], arguments: Sequence[str] | None, run: Callable[[C], int]) -> int:
-    """Read the config, print it if asked to, else run; returns the exit code."""
+def main(
+    kind: type[C],
+    arguments: Sequence[str] | None,
+    run: Callable[[C], int],
+    check: Callable[[C, Mapping[str, str]], None] | None = None,
+) -> int:
+    """Read the config, print it if asked to, else run; returns the exit code.
+
+    `check` raises ConfigError for what the config alone cannot judge. What is not set and has to
+    be is told beside a printed config, and ends anything else.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
+    printing = wants_print(arguments)
     try:
         config, sources = load(kind, kind.service, arguments, os.environ)
+        if check is not None:
+            check(config, sources)
+        if not printing:
+            check_complete(config, sources)
     except ConfigError as error:
         sys.stderr.write(f"splitwave {kind.service}: {error}\n")
         return EXIT_BAD_CONFIG
-    if wants_print(arguments):
-        sys.stdout.write(to_toml(config, sources))
-        return 0
-    return run(config)
+    return _print(config, sources) if printing else run(config)
+
+
+def _print(config: ProcessConfig, sources: Mapping[str, str]) -> int:
+    sys.stdout.write(to_toml(config, sources))
+    try:
+        check_complete(config, sources)
+    except ConfigError as error:
+        sys.stderr.write(f"splitwave {config.service}: it cannot start so: {error}\n")
+    return 0
 
 
 def run_until_stopped(

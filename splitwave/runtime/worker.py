@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from splitwave.core.mode import MODES
 from splitwave.core.worker import Role
 from splitwave.runtime.again import restarts
 from splitwave.runtime.config import ProcessConfig, build, require, setting
@@ -65,15 +66,22 @@ class WorkerConfig(ProcessConfig):
         require(self, "decertified_patience_s", patient, "set it to 0 or more seconds")
         trusting = self.trust != "" or self.certificates == ""
         require(self, "trust", trusting, "name the directory of the public keys that you trust")
+        known = [mode.name for mode in MODES.values() if mode.role == self.service]
+        require(self, "mode", self.mode in ("", *known), f"name one of {', '.join(known)}")
+
+    def check_complete(self) -> None:
+        """Raise BadSetting if an engine that needs a model has none."""
         if self.engine == "vllm":
             fix = "set it to the directory of a saved model"
             require(self, "model_path", self.model_path != "", fix)
 
 
-def make_group_settings(config: WorkerConfig, role: Role, kind: type[object]) -> object:
+def make_group_settings(
+    config: WorkerConfig, role: Role, kind: type[object], source: str = "engine_settings"
+) -> object:
     """The engine's own settings dataclass, filled from what the config says of the group.
 
-    Raises ConfigError for a setting that is unknown or has a flag of its own.
+    Raises ConfigError for a setting that is unknown or has a flag of its own; it names `source`.
     """
     name = config.worker_id or default_worker_id(role)
     said: dict[str, object] = {
@@ -88,7 +96,7 @@ def make_group_settings(config: WorkerConfig, role: Role, kind: type[object]) ->
     }
     assert dataclasses.is_dataclass(kind)
     fixed = {f.name: said[f.name] for f in dataclasses.fields(kind) if f.name in said}
-    return build(kind, config.engine_settings, "engine_settings", fixed)
+    return build(kind, config.engine_settings, source, fixed)
 
 
 def default_worker_id(role: str) -> str:

@@ -109,11 +109,23 @@ def test_too_little_memory_is_said_before_anything_starts(tiny_model: Path, tmp_
 def test_a_worker_that_cannot_start_is_named_with_the_end_of_its_log(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    with failing(tiny_model, tmp_path, "--decode-setting", "seats=3") as stack:
+    (tmp_path / "file").touch()
+    traces = f"trace_exporter=file,trace_dir={tmp_path}/file/traces"
+    with failing(tiny_model, tmp_path / "run", "--decode", traces) as stack:
         code, said = ended(stack)
     assert code == 1
     assert "decode: ended with exit code 2" in said
-    assert "seats: unknown (engine_settings); known are" in said
+    assert f"trace_dir: cannot write {tmp_path}" in said
+
+
+def test_a_setting_that_the_engines_do_not_have_is_refused_before_anything_starts(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with failing(tiny_model, tmp_path, "--decode-setting", "seats=3") as stack:
+        code, said = ended(stack)
+    assert code == 2
+    assert "decode.engine_settings: seats: unknown (splitwave up, flag --decode-setting)" in said
+    assert "forked" not in said
 
 
 def test_a_router_that_dies_ends_the_stack_and_is_named(tiny_model: Path, tmp_path: Path) -> None:

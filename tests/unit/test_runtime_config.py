@@ -1,14 +1,17 @@
 """Settings: where they come from, which wins, and what is said of those that cannot work."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from services.decode import main as decode_main
 from services.decode.config import DecodeConfig
+from services.prefill import main as prefill_main
 from services.prefill.config import PrefillConfig
+from services.router import main as router_main
 from splitwave.core.worker import Role
 from splitwave.engine.sim import SimSettings
 from splitwave.runtime.config import (
@@ -107,6 +110,83 @@ def test_a_file_with_what_is_no_setting_is_refused(tmp_path: Path, text: str, wo
     path.write_text(text)
 
     assert word in problem(f"--config={path}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "words"),
+    [
+        ([], {"SPLITWAVE_PAINT_COAT": "3"}, ["coat: unknown", "environment SPLITWAVE_PAINT_COAT"]),
+        ([], {"SPLITWAVE_PAINT_COATS_PORT": "3"}, ["coats_port: unknown"]),
+        (["--coat=3"], {}, ["--coat: unknown (flag)", "--coats"]),
+        (["--nope", "3"], {}, ["--nope: unknown (flag)"]),
+        (["blue"], {}, ["'blue' is no setting", "--NAME VALUE"]),
+    ],
+)
+def test_what_is_no_setting_is_refused_wherever_it_stands(
+    flags: list[str], environ: dict[str, str], words: list[str]
+) -> None:
+    said = problem(*flags, environ=environ)
+
+    assert [word for word in words if word not in said] == []
+
+
+def test_variables_that_are_not_of_the_service_are_left_alone() -> None:
+    links = {
+        "SERVICE_HOST": "10.0.0.7",
+        "SERVICE_PORT": "80",
+        "SERVICE_PORT_HTTP": "80",
+        "PORT": "tcp://10.0.0.7:80",
+        "PORT_80_TCP": "tcp://10.0.0.7:80",
+        "PORT_80_TCP_ADDR": "10.0.0.7",
+        "HTTP_SERVICE_HOST": "10.0.0.8",
+        "HTTP_PORT": "tcp://10.0.0.8:80",
+    }
+    environ = {f"SPLITWAVE_PAINT_{name}": value for name, value in links.items()}
+
+    config, sources = loaded(environ={**environ, "SPLITWAVE_FAULTS": "x", "PAINT_COATS": "9"})
+
+    assert (config, dict(sources)) == (PaintConfig(), {})
+
+
+@pytest.mark.parametrize(
+    ("run", "wanting"),
+    [(router_main.main, "prefill"), (prefill_main.main, "model_path")],
+    ids=["router", "prefill"],
+)
+def test_a_config_that_lacks_something_is_printed_with_what_it_lacks_and_not_run(
+    run: Callable[[list[str]], int], wanting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["--print-config"]) == 0
+    printed = capsys.readouterr()
+    assert f'{wanting} = ""  # default' in printed.out
+    assert f"cannot start so: {wanting}: is ''" in printed.err
+
+    assert run([]) == 2
+    assert f": {wanting}: is ''" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("run", "flags", "words"),
+    [
+        (router_main.main, ["--live-max=0"], "live_max: is 0"),
+        (router_main.main, ["--prefill=nowhere"], "prefill: 'nowhere' is no worker address"),
+        (decode_main.main, ["--engine-settings=nope=3"], "engine_settings: nope: unknown"),
+        (decode_main.main, ["--engine-settings=ranks=x"], "engine_settings: ranks: is 'x'"),
+        (decode_main.main, ["--mode=prefill_cpu_eager"], "mode: is 'prefill_cpu_eager'; name one"),
+    ],
+)
+def test_what_is_set_and_cannot_work_is_not_printed(
+    run: Callable[[list[str]], int],
+    flags: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run([*flags, "--print-config"]) == 2
+
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert printed.err.endswith(")\n") or "; known are " in printed.err
+    assert printed.out == ""
 
 
 def test_the_printed_config_can_be_read_back(tmp_path: Path) -> None:

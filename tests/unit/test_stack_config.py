@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.stack_config import PROGRAMS, StackConfig, whole_stack_toml
-from services.cli.up import plan_of
+from services.cli.up import main, plan_of
 from splitwave.runtime.config import ConfigError, load
 
 
@@ -19,7 +19,7 @@ def printed(*flags: str, environ: Mapping[str, str] | None = None) -> str:
 def test_the_printed_stack_starts_the_same_one(tmp_path: Path) -> None:
     first = printed(
         "--engine=sim", "--decode-ranks=4", "--decode-setting", "seats_per_rank=8",
-        "--router", "live_max=12", "--prefill", "engine_settings.blocks_per_rank=99",
+        "--router", "live_max=12", "--prefill", "engine_settings.blocks_per_rank=999",
     )  # fmt: skip
     path = tmp_path / "stack.toml"
     path.write_text(first)
@@ -62,7 +62,14 @@ def test_metrics_ports_are_the_workers() -> None:
     ("flags", "words"),
     [
         (["--router", "live_max=0"], ["router.live_max", "is 0", "1 or more"]),
-        (["--decode", "colour=red"], ["decode", "--colour"]),
+        (["--decode", "colour=red"], ["decode.colour: unknown (flag --decode); known", "epoch"]),
+        (["--decode", "config=x.toml"], ["decode.config: unknown"]),
+        (["--router", "live_max=x"], ["router.live_max", "(flag --router)"]),
+        (
+            ["--decode-setting", "nope=3"],
+            ["decode.engine_settings: nope: unknown (splitwave up, flag --decode-setting); known"],
+        ),
+        (["--prefill", "engine_settings.ranks=x"], ["prefill.engine_settings: ranks", "--prefill)"]),
         (["--decode-ranks=0"], ["decode_ranks", "1 or more"]),
         (["--http-port=0"], ["http_port", "a port"]),
         (["--engine=x"], ["engine", "vllm, sim"]),
@@ -76,3 +83,46 @@ def test_what_cannot_work_is_named(
 
     said = str(error.value) + capsys.readouterr().err
     assert [word for word in words if word not in said] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[router]\nnope = 1\n", "router.nope: unknown (file {path}); known are"),
+        (
+            '[router]\nlive_max = "x"\n',
+            "router.live_max: is 'x'; write a whole number (file {path})",
+        ),
+        ("[decode_setting]\nnope = 1\n", "nope: unknown (splitwave up, file {path}); known are"),
+    ],
+)
+def test_a_program_s_setting_in_a_file_is_named_with_the_file(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "stack.toml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError) as error:
+        printed(f"--config={path}")
+
+    assert said.format(path=path) in str(error.value)
+
+
+def test_a_start_is_refused_for_a_program_s_setting_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["--router", "nope=1"]) == 2
+    assert "splitwave up: router.nope: unknown (flag --router)" in capsys.readouterr().err
+
+    monkeypatch.setenv("SPLITWAVE_PREFILL_NOPE", "1")
+    assert main([]) == 2
+    said = capsys.readouterr().err
+    assert "prefill.nope: unknown (environment SPLITWAVE_PREFILL_NOPE)" in said
+
+
+def test_what_was_set_is_printed_with_where_it_stands() -> None:
+    text = printed("--router", "live_max=12", "--decode-setting", "seats_max=8")
+
+    assert "live_max = 12  # flag --router" in text
+    assert "[decode.engine_settings]  # splitwave up, flag --decode-setting" in text
+    assert 'http_listen = "127.0.0.1:8080"  # splitwave up' in text
