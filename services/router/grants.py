@@ -38,9 +38,9 @@ ANSWER_GRACE_S = 1.0
 """How long past its patience an ask's refusal may take to arrive."""
 LINGER_S = 0.02
 """How long what nobody waits for may lie until it shares another message's write."""
-POOL_WAIT_S = 1.0
+POOL_WAIT_S = 0.8
 """How long a request waits for any worker to be there, unless a setting says so: it is answered
-within two seconds, and the noticing of a death is among them."""
+within two seconds, and noticing that a rank is stopped takes one of them."""
 POOL_WAIT_LOST_S = 0.5
 """How long at most it does once an attempt was lost, or its client has had tokens. That client is
 told within two seconds of a group's death, the noticing included, that it cannot go on now; a group
@@ -245,8 +245,17 @@ class Rooms:
             if room is not None:
                 self._withdraw(waiter)
                 waiter.done.set_result(room)
+            if waiter.asked is None and not waiter.done.done():
+                at_s = waiter.patience_ends_s()
+                asyncio.get_running_loop().call_at(at_s, self._give_up, waiter)
 
     def session_changed(self) -> None:
+    def _give_up(self, waiter: _Waiter) -> None:
+        """No worker has come for it, unless one has."""
+        left_s = waiter.patience_ends_s() - _now_s()
+        if not waiter.done.done() and left_s < 0.01:  # Timers come a little early.
+            waiter.done.set_result(self._out_of_patience(waiter))
+
         """A session came, broke or ended: ask anew where an ask is lost, or was never made."""
         for waiter in list(self._waiters):
             if waiter.asked is not None and not waiter.asked.connected:
