@@ -1,5 +1,6 @@
 """Waves of real engines: nothing that is lost, stopped or killed makes a group hang."""
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ CHECKS_LIMIT_S = 280
 """All checks together take a minute on two cores that others use too."""
 STEP_S = 0.25
 """More than a step of these groups takes, with a pull before it, on a busy machine."""
+EDGE_S = 0.02
+"""More than passes from the first word of work to its broadcast; a patience is six times that."""
 VOTE_INTERVAL = 4
 """Steps between two votes of vLLM's ranks."""
 
@@ -45,8 +48,11 @@ def test_the_same_race_hangs_no_group_of_four_ranks(report: Report) -> None:
     assert wait_s <= 0.25 + 4 * STEP_S
 
 
-def test_with_every_wake_dropped_the_watchdog_wakes_the_group_in_time(report: Report) -> None:
-    seen = report.of("dropped_wakes")
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_with_every_wake_dropped_the_watchdog_wakes_the_group_in_time(
+    report: Report, role: str
+) -> None:
+    seen = report.of("dropped_wakes")[role]
     patience_s = WaveSettings().patience_s
 
     assert None not in seen["waits_s"]
@@ -56,14 +62,22 @@ def test_with_every_wake_dropped_the_watchdog_wakes_the_group_in_time(report: Re
 
 
 def test_64_requests_at_once_start_one_wave_with_one_broadcast(report: Report) -> None:
-    seen = report.of("burst")
+    bursts, alone_s = report.of("burst")["bursts"], report.of("burst")["alone_s"]
 
-    assert (seen["waves"], seen["starts"]) == (1, 1)
-    assert seen["first_s"] <= max(seen["alone_s"]) + STEP_S
+    assert [(seen["waves"], seen["starts"]) for seen in bursts] == [(1, 1)] * len(bursts)
+    assert statistics.median(seen["first_s"] for seen in bursts) <= max(alone_s) + STEP_S
+
+
+def test_the_one_broadcast_leaves_as_soon_as_anything_is_heard_of_work(report: Report) -> None:
+    seen, patience_s = report.of("burst"), WaveSettings().patience_s
+
+    # Whatever else runs on the machine takes the processor away in one of them, not in all.
+    assert 0.0 <= min(burst["edge_s"] for burst in seen["bursts"]) <= EDGE_S
+    assert seen["late"]["edge_s"] >= patience_s, "a late broadcast would not be seen"
 
 
 def test_a_wave_is_accounted_for_in_a_segment(report: Report) -> None:
-    (segment,) = report.of("burst")["segments"]
+    (segment,) = report.of("burst")["bursts"][0]["segments"]
 
     # The rank that was given the request may speak before the client's notice arrives.
     assert segment["why"] in ("first_request", "report")
@@ -122,6 +136,15 @@ def test_a_killed_rank_ends_the_epoch_with_that_reason(report: Report) -> None:
     seen = report.of("four")["killed"]
 
     assert seen["told"].startswith("EngineDied rank=3 rank 3 (pid ")
+    assert "was killed by SIGKILL" in seen["told"]
+    assert seen["after_s"] <= 2.0
+    assert seen["state"] == "ENDED"
+
+
+def test_a_killed_rank_of_a_prefill_group_ends_the_epoch_with_that_reason(report: Report) -> None:
+    seen = report.of("prefill_killed")
+
+    assert seen["told"].startswith("EngineDied rank=1 rank 1 (pid ")
     assert "was killed by SIGKILL" in seen["told"]
     assert seen["after_s"] <= 2.0
     assert seen["state"] == "ENDED"

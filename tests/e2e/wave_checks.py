@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any  # JSON
 
-from splitwave.engine.port import Role
+from splitwave.core.wave import WaveCoordinator
+from splitwave.engine.port import EngineRequest, Role
 from splitwave.engine.vllm.start import preload
 from tests.e2e.adapter_pair import nothing_held, within
 from tests.e2e.checks import collect
-from tests.e2e.wave_groups import Group, faults, running, start
+from tests.e2e.wave_groups import Group, clocked, faults, running, start
+from tests.sim.wave.mutants import LateFirstStart
 
 HANG_S = 2.0
 """How long the race must hang under vLLM's coordinator to count as one."""
@@ -99,7 +101,11 @@ async def idle(stack: Stack) -> dict[str, Any]:
 
 async def dropped_wakes(stack: Stack) -> dict[str, Any]:
     """Throw away all starts but the watchdog's: how long first tokens take from idle."""
-    group = stack.two
+    groups = {"prefill": stack.prefill, "decode": stack.two}
+    return {name: await _dropped_wakes(group) for name, group in groups.items()}
+
+
+async def _dropped_wakes(group: Group) -> dict[str, Any]:
     requests = [await group.request(i % 2, 1) for i in range(6)]
     waits: list[float | None] = []
     group.coordinator.drops_wakes = True
@@ -113,26 +119,33 @@ async def dropped_wakes(stack: Stack) -> dict[str, Any]:
 
 
 async def burst(stack: Stack) -> dict[str, Any]:
-    """64 requests at once at an idle group: waves, broadcasts, and the first one's wait."""
+    """64 requests at once at an idle group: waves, broadcasts, and the first one's wait.
+
+    Three times, and a fourth time under a coordinator that gathers starts before it sends one.
+    """
     group = stack.prefill
-    single = [await group.request(0, 1) for _ in range(5)]
-    many = [await group.request(i % 2, 2) for i in range(64)]
     alone = []
-    for request in single:
+    for _ in range(5):
+        request = await group.request(0, 1)
         await group.asleep()
         alone.append(await group.first_token_s(request, 5.0))
+    bursts = [await _burst(group) for _ in range(3)]
+    machine = group.coordinator.machine
+    machine.__class__ = LateFirstStart
+    late = await _burst(group)
+    machine.__class__ = WaveCoordinator
+    return {"bursts": bursts, "late": late, "alone_s": alone}
+
+
+async def _burst(group: Group) -> dict[str, Any]:
+    many = [await group.request(i % 2, 2) for i in range(64)]
     await group.asleep()
     machine = group.coordinator.machine
     wave, starts = machine.wave, machine.starts
     await asyncio.sleep(0.3)  # More than a segment waits for its ranks' last words.
     group.engine.wave_segments()
-    began_s = time.monotonic()
-    submitting = asyncio.ensure_future(group.caller.start(*many))  # All in one call.
-    await within(10, lambda: _true(many[0].engine_request_id in group.caller.seen))
-    first_s = time.monotonic() - began_s
-    await submitting
-    await within(10, lambda: _true(all(r.engine_request_id in group.caller.seen for r in many)))
-    await group.asleep()
+    with clocked(group.coordinator) as clock:
+        first_s = await _first_of(group, many)
     await within(5, lambda: _true(len(group.coordinator.ended_segments) > 0))
     return {
         "segments": [
@@ -148,8 +161,20 @@ async def burst(stack: Stack) -> dict[str, Any]:
         "waves": machine.wave - wave,
         "starts": machine.starts - starts,
         "first_s": first_s,
-        "alone_s": alone,
+        "edge_s": clock.edge_s,
     }
+
+
+async def _first_of(group: Group, many: list[EngineRequest]) -> float:
+    """Serve all to their ends; seconds to the first output of the first."""
+    began_s = time.monotonic()
+    submitting = asyncio.ensure_future(group.caller.start(*many))  # All in one call.
+    await within(10, lambda: _true(many[0].engine_request_id in group.caller.seen))
+    first_s = time.monotonic() - began_s
+    await submitting
+    await within(10, lambda: _true(all(r.engine_request_id in group.caller.seen for r in many)))
+    await group.asleep()
+    return first_s
 
 
 async def after_the_last(stack: Stack) -> dict[int, list[int]]:
@@ -235,6 +260,11 @@ async def lost(group: Group, number: signal.Signals, rank: int) -> dict[str, Any
     }
 
 
+async def prefill_killed(stack: Stack) -> dict[str, Any]:
+    """Kill a rank of the prefill group under load."""
+    return await lost(stack.prefill, signal.SIGKILL, 1)
+
+
 async def end(stack: Stack) -> list[int]:
     """Stop what runs; which processes are left?"""
     groups = (stack.prefill, stack.two, stack.four)
@@ -255,7 +285,7 @@ async def _true(value: bool) -> bool:
 
 CHECKS: list[Callable[[Stack], Awaitable[Any]]] = [
     stock_race, begin, races, idle, dropped_wakes, burst, after_the_last, abort_storm, skew,
-    stopped_for_good, four, end,
+    stopped_for_good, four, prefill_killed, end,
 ]  # fmt: skip
 
 if __name__ == "__main__":

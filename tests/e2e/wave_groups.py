@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any  # a group's settings, and what an engine's call answers
 
+from splitwave.core.wave_message import StartWave
 from splitwave.engine.port import EngineRequest, Role
 from splitwave.engine.vllm.coordinator import Coordinator
 from splitwave.engine.vllm.start import start_group
@@ -89,6 +92,50 @@ class Group:
     async def close(self) -> None:
         await self.engine.close()
         await self.caller.ended()
+
+
+@dataclass
+class Clock:
+    """When a coordinator first heard of work, and when its first start left."""
+
+    heard_s: float = math.inf
+    started_s: float = math.inf
+
+    @property
+    def edge_s(self) -> float:
+        """How long the first word of work waited for its broadcast."""
+        return self.started_s - self.heard_s
+
+
+@contextlib.contextmanager
+def clocked(coordinator: Coordinator) -> Iterator[Clock]:
+    """Note both by the coordinator's own clock, from inside it. The group sleeps at the start."""
+    clock, machine, start = Clock(), coordinator.machine, coordinator._start  # noqa: SLF001  # looks on
+
+    def heard(name: str) -> Callable[..., Any]:
+        take = getattr(machine, name)
+
+        def taken(*args: Any) -> Any:
+            if name != "on_report" or args[0].stepping:
+                clock.heard_s = min(clock.heard_s, time.monotonic())
+            return take(*args)
+
+        return taken
+
+    def started(effect: StartWave) -> None:
+        clock.started_s = min(clock.started_s, time.monotonic())
+        start(effect)
+
+    names = ("on_first_request", "on_start_wave", "on_report")
+    for name in names:
+        setattr(machine, name, heard(name))
+    coordinator._start = started  # type: ignore[method-assign,assignment]  # noqa: SLF001  # likewise
+    try:
+        yield clock
+    finally:
+        del coordinator._start  # noqa: SLF001  # likewise
+        for name in names:
+            delattr(machine, name)
 
 
 async def start(
