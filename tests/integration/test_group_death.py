@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from services.router.generate import RoomNeed
+from services.router.grants import POOL_WAIT_S
 from services.router.peer import Gone
 from services.router.transport import dial_decode, nobody_listens
 from splitwave.core.deadline import Deadline
@@ -61,16 +62,32 @@ async def test_a_stream_that_has_begun_is_told_within_two_seconds(doomed: Router
         assert stood_s <= TOLD_WITHIN_S
 
 
-async def test_a_request_that_has_not_begun_waits_for_a_worker_to_come(
+async def test_a_request_that_comes_later_is_told_within_two_seconds(doomed: RouterStack) -> None:
+    _, _, error = await stream(doomed, "first")
+    assert error is not None
+
+    began_s = asyncio.get_running_loop().time()
+    tokens, _, error = await stream(doomed, "late")
+    took_s = asyncio.get_running_loop().time() - began_s
+
+    assert tokens == 0
+    assert error is not None
+    assert error.reason is Reason.POOL_UNAVAILABLE
+    assert error.retry_after_s
+    assert took_s <= TOLD_WITHIN_S
+
+
+async def test_a_request_waits_for_a_worker_to_come_for_as_long_as_is_set(
     doomed: RouterStack,
 ) -> None:
     _, _, error = await stream(doomed, "first")
     assert error is not None
+    doomed.door.fleet.rooms.pool_wait_s = 30.0
 
     deadline = Deadline(asyncio.get_running_loop().time() + 30.0)
     need = RoomNeed(tokens=20, waits_until=deadline, keep_until=deadline)
     late = asyncio.ensure_future(doomed.door.fleet.decode_room(need))
-    done, _ = await asyncio.wait({late}, timeout=TOLD_WITHIN_S + 1.0)
+    done, _ = await asyncio.wait({late}, timeout=3 * POOL_WAIT_S)
     late.cancel()
 
     assert not done, "it was shed, though a worker may come"
