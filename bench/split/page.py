@@ -76,8 +76,9 @@ def heading(result: Result) -> str:
     """The result's title."""
     if result["engine"] == "sim":
         return (
-            "### sim: simulated engines\n\nA timing model with made-up paces: these figures test"
-            " the comparison and say nothing of how fast anything is."
+            "### sim: simulated engines\n\nA timing model with made-up paces: these figures test\n"
+            "the comparison and say nothing of how fast anything is. The clock is real, so the\n"
+            "stalls of a machine that other work shares are in them too, and decide some cells."
         )
     return f"### {result['workload']['words']}"
 
