@@ -58,7 +58,7 @@ def test_with_every_wake_dropped_the_watchdog_wakes_the_group_in_time(
     assert None not in seen["waits_s"]
     assert max(seen["waits_s"]) <= WaveSettings().watchdog_s + STEP_S
     assert min(seen["waits_s"]) >= patience_s, "nothing was dropped"
-    assert seen["usual_s"] < patience_s
+    assert min(seen["usual_s"]) < patience_s
 
 
 def test_64_requests_at_once_start_one_wave_with_one_broadcast(report: Report) -> None:
