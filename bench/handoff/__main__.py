@@ -29,7 +29,6 @@ SPARE_BLOCKS = 64
 HOST_ONLY = {"UCX_TLS": "^cuda_ipc"}
 """The control on GPUs: without this way between their memories, copies go through the host."""
 WAYS = re.compile(r"\b(cuda_ipc|cuda_copy|gdr_copy|cma|xpmem|knem|sysv|posix|self|tcp|rc_\w+)\b")
-HOST_WAYS = ("cuda_copy", "gdr_copy", "cma", "xpmem", "knem", "sysv", "posix", "tcp")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -167,12 +166,19 @@ def rates(seconds: Sequence[float], size: int) -> dict[str, float]:
 
 
 def ways(folder: Path) -> dict[str, list[str]]:
-    """Transports that each side's UCX says that it has chosen, from its log."""
+    """How each side's UCX reads remote memory, from the tables in its log.
+
+    A table's heading names the operation; others than reads are of messages, not of KV.
+    """
     found = {}
     for role in ("prefill", "decode"):
-        text = (folder / f"{role}.log").read_text(errors="replace")
-        chosen_lines = [line for line in text.splitlines() if "|" in line and "UCX" in line]
-        found[role] = sorted({way for line in chosen_lines for way in WAYS.findall(line)})
+        reading, seen = False, set[str]()
+        for line in (folder / f"{role}.log").read_text(errors="replace").splitlines():
+            if "ucp_" in line:
+                reading = "ucp_get" in line
+            elif reading and "|" in line:
+                seen |= set(WAYS.findall(line))
+        found[role] = sorted(seen)
     return found
 
 

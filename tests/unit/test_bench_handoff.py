@@ -107,8 +107,14 @@ def test_that_nothing_went_through_the_host_is_said_only_where_a_control_shows_i
 
 
 def test_the_ways_that_ucx_has_chosen_are_read_from_each_sides_log(tmp_path: Path) -> None:
-    row = "[1.2] [h:1] UCX INFO |  0..inf | zero-copy read | cuda_ipc/cuda |\nno row: tcp\n"
-    (tmp_path / "decode.log").write_text(row)
+    table = (
+        "[1.2] | remote memory read by ucp_get*(multi) into cuda/GPU1 from cuda |\n"
+        "[1.2] +--------+-------------+-----------+\n"
+        "[1.2] | 0..inf | zero-copy   | cuda_ipc/cuda |\n"
+        "[1.2] | active message by ucp_am_send* from host memory |\n"
+        "[1.2] | 0..inf | multi-frag copy-in | tcp/lo |\n"
+    )
+    (tmp_path / "decode.log").write_text(table)
     (tmp_path / "prefill.log").write_text("")
 
     assert ways(tmp_path) == {"prefill": [], "decode": ["cuda_ipc"]}
