@@ -32,10 +32,10 @@ async def one_request() -> None:
         await w.ready()
         served = w.ask("r", PROMPT, GREEDY)
 
-        finish = await w.serve(served)
+        await w.serve(served)
 
         assert list(served.sink.token_ids) == w.right_tokens(served)
-        assert finish.handoff_bytes > 0
+        assert served.trail.handoff_bytes > 0
         await asyncio.sleep(1.0)
         assert await w.held() == EMPTY
 
@@ -51,15 +51,15 @@ def test_a_request_that_its_client_ends_tells_what_its_handoff_cost() -> None:
         async with world(Plan()) as w:
             await w.ready()
             whole = w.ask("r", PROMPT, GREEDY)
-            finish = await w.serve(whole)
+            await w.serve(whole)
             stopped = w.ask("s", PROMPT, GREEDY)
             stopped.sink.stop_after = 5
             early = await w.serve(stopped)
 
             assert stopped.sink.token_ids == whole.sink.token_ids[:5]
             assert early.finish_reason is FinishReason.STOP
-            assert early.handoff_bytes == finish.handoff_bytes > 0
-            assert early.handoff_s > 0
+            assert stopped.trail.handoff_bytes == whole.trail.handoff_bytes > 0
+            assert stopped.trail.handoff_s > 0
 
     virtual_loop.run(scenario())
 
