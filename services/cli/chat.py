@@ -12,6 +12,8 @@ import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
+from services.cli.given import address, seconds
+
 ADDRESS_DEFAULT = "127.0.0.1:8080"
 PROMPT = "> "
 HELP = "/reset forgets the conversation, /help shows this; Ctrl-C ends an answer, Ctrl-D the chat."
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
     parser.add_argument("message", nargs="?", help="ask this and end")
     parser.add_argument(
-        "--address", default=ADDRESS_DEFAULT, metavar="HOST:PORT",
+        "--address", type=address, default=ADDRESS_DEFAULT, metavar="HOST:PORT",
         help="HTTP address of the router (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--model", default="", help="served model name; default: the only one")
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument("--timeout", type=seconds, default=120.0, metavar="SECONDS")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -139,6 +141,10 @@ def _stream(arguments: argparse.Namespace, messages: list[Message]) -> Iterator[
             if response.status != 200:
                 raise ChatFailed(_refusal(response.status, response.read()))
             yield from _pieces(response)
+    except http.client.BadStatusLine as error:
+        raise ChatFailed(
+            f"{arguments.address} answers, but not in HTTP; give the router's HTTP address"
+        ) from error
     except (OSError, http.client.HTTPException) as error:
         raise ChatFailed(
             f"no answer from {arguments.address} ({error}); is `splitwave up` running?"

@@ -7,6 +7,7 @@ import time
 
 import grpc.aio
 
+from services.cli.given import address, seconds_or_none, why_no_worker
 from splitwave.core.errors import ServingError
 from splitwave.wire.channel import CHANNEL_OPTIONS
 from splitwave.wire.client import drain_worker
@@ -17,11 +18,13 @@ LOOK_EVERY_S = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
-    parser.add_argument("address", metavar="HOST:PORT", help="gRPC address of the worker")
+    parser.add_argument(
+        "address", type=address, metavar="HOST:PORT", help="gRPC address of the worker"
+    )
     parser.add_argument("--why", default="splitwave drain", help="for the worker's log")
     parser.add_argument("--wait", action="store_true", help="return once nothing is outstanding")
     parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="SECONDS",
+        "--timeout", type=seconds_or_none, default=600.0, metavar="SECONDS",
         help="longest wait (default: %(default)g)",
     )  # fmt: skip
 
@@ -31,10 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         outstanding = asyncio.run(_drain(arguments))
     except ServingError as error:
-        print(
-            f"splitwave drain: no worker answers at {arguments.address}: {error.message}",
-            file=sys.stderr,
-        )
+        print(f"splitwave drain: {why_no_worker(arguments.address, error)}", file=sys.stderr)
         return 1
     if arguments.wait and outstanding:
         print(

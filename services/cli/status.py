@@ -6,12 +6,12 @@ import contextlib
 import http.client
 import sys
 import time
-import urllib.parse
 from collections.abc import Sequence
 
 import grpc.aio
 import msgspec
 
+from services.cli.given import address, addresses, answers_otherwise, seconds, why_no_worker
 from services.cli.status_text import text_of
 from services.router.status_page.view import GroupView, Status, group_view
 from splitwave.core.errors import ServingError
@@ -34,16 +34,16 @@ class NobodyThere(Exception):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
     parser.add_argument(
-        "--router", default=ROUTER_DEFAULT, metavar="HOST:PORT",
+        "--router", type=address, default=ROUTER_DEFAULT, metavar="HOST:PORT",
         help="HTTP address of a router (default: %(default)s)",
     )  # fmt: skip
     for role in Role:
         parser.add_argument(
-            f"--{role}", metavar="HOST:PORT[,HOST:PORT...]",
+            f"--{role}", type=addresses, metavar="HOST:PORT[,HOST:PORT...]",
             help=f"ask these {role} workers themselves, and no router",
         )  # fmt: skip
     parser.add_argument(
-        "--watch", nargs="?", type=float, const=WATCH_S, metavar="SECONDS",
+        "--watch", nargs="?", type=seconds, const=WATCH_S, metavar="SECONDS",
         help=f"draw it again and again (every {WATCH_S:g} s) until Ctrl-C",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print what /status.json says")
@@ -51,9 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the status; 1 if nobody is there."""
-    if arguments.watch is not None and arguments.watch <= 0:
-        print(f"splitwave status: --watch: is {arguments.watch:g}; set it above 0", file=sys.stderr)
-        return 2
     if arguments.watch is not None:
         return _watch(arguments)
     try:
@@ -85,20 +82,13 @@ def _words(status: Status, arguments: argparse.Namespace) -> str:
 def _read(arguments: argparse.Namespace) -> Status:
     asked = {role: getattr(arguments, role.value) for role in Role}
     if any(asked.values()):
-        pairs = [
-            (role, address.strip())
-            for role, addresses in asked.items()
-            for address in (addresses or "").split(",")
-            if address.strip()
-        ]
+        pairs = [(role, where) for role, workers in asked.items() for where in workers or ()]
         return Status(router=None, groups=asyncio.run(_describe_all(pairs)))
     return read_router(arguments.router)
 
 
-def read_router(address: str) -> Status:
+def read_router(where: str) -> Status:
     """What a router's /status.json says. Raises NobodyThere."""
-    parts = urllib.parse.urlsplit(address if "//" in address else f"//{address}")
-    where = parts.netloc
     try:
         connection = http.client.HTTPConnection(where, timeout=ANSWER_TIMEOUT_S)
         connection.request("GET", "/status.json")
@@ -123,18 +113,18 @@ def read_router(address: str) -> Status:
 
 
 async def _describe_all(pairs: Sequence[tuple[Role, str]]) -> list[GroupView]:
-    return list(await asyncio.gather(*(_describe(role, address) for role, address in pairs)))
+    return list(await asyncio.gather(*(_describe(role, where) for role, where in pairs)))
 
 
-async def _describe(role: Role, address: str) -> GroupView:
+async def _describe(role: Role, where: str) -> GroupView:
     """One worker; unreachable if it does not answer in time."""
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    async with grpc.aio.insecure_channel(where, options=CHANNEL_OPTIONS) as channel:
         try:
             described = await describe_worker(channel, ANSWER_TIMEOUT_S, counters=True)
-        except ServingError:
-            return GroupView(role=role, address=address, state="unreachable")
+        except ServingError as error:
+            if answers_otherwise(error):
+                raise NobodyThere(why_no_worker(where, error)) from error
+            return GroupView(role=role, address=where, state="unreachable")
     if described.role is not role:
-        raise NobodyThere(
-            f"{address} is a {described.role} worker; name it with --{described.role}"
-        )
-    return group_view(address, described)
+        raise NobodyThere(f"{where} is a {described.role} worker; name it with --{described.role}")
+    return group_view(where, described)

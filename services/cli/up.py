@@ -15,7 +15,7 @@ from services.cli.plan import Plan, read_experts
 from services.cli.stack import Report, Stack, StackFailed, running
 from services.cli.stack_config import StackConfig, whole_stack_toml
 from splitwave import demo_model
-from splitwave.runtime.config import EXIT_BAD_CONFIG, ConfigError, load, wants_print
+from splitwave.runtime.config import EXIT_BAD_CONFIG, ConfigError, flag, load, wants_print
 
 BUILT_IN = {"demo": demo_model.Variant.IDENTICAL, "tiny": demo_model.Variant.TINY}
 
@@ -122,7 +122,21 @@ def make_plan(config: StackConfig, report: Callable[[str, str], None]) -> Plan:
     elif not (Path(config.model) / "config.json").is_file():
         why = f"{config.model} has no config.json; give a model directory, `demo` or `tiny`"
         raise StackFailed("--model", why)
+    for name in ("run_dir", "trace_dir"):
+        _make_directory(flag(name), getattr(config, name))
     return plan_of(config, Path(config.run_dir or tempfile.mkdtemp(prefix="splitwave-")))
+
+
+def _make_directory(which: str, path: str) -> None:
+    """Make a directory that was asked for, and see that it can be written to."""
+    if not path:
+        return
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise StackFailed(which, f"cannot write into {path}: {error.strerror}") from None
 
 
 def plan_of(config: StackConfig, run_dir: Path) -> Plan:

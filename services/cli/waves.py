@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import grpc.aio
 
+from services.cli.given import addresses, seconds, why_no_worker
 from splitwave.core.errors import ServingError
 from splitwave.core.wave_record import RankWave, WaveStatus
 from splitwave.core.worker import WorkerDescription
@@ -31,37 +32,33 @@ _HEADINGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
     parser.add_argument(
-        "--workers", default=WORKERS_DEFAULT, metavar="HOST:PORT[,HOST:PORT...]",
+        "--workers", type=addresses, default=WORKERS_DEFAULT, metavar="HOST:PORT[,HOST:PORT...]",
         help="gRPC addresses of prefill and decode workers (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--watch", nargs="?", type=float, const=WATCH_S, metavar="SECONDS",
+        "--watch", nargs="?", type=seconds, const=WATCH_S, metavar="SECONDS",
         help=f"draw it again and again (every {WATCH_S:g} s) until Ctrl-C",
     )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the waves; 1 if no worker answers."""
-    if arguments.watch is not None and arguments.watch <= 0:
-        print(f"splitwave waves: --watch: is {arguments.watch:g}; set it above 0", file=sys.stderr)
-        return 2
-    addresses = [address.strip() for address in arguments.workers.split(",") if address.strip()]
     if arguments.watch is None:
-        words, answered = asyncio.run(_read(addresses))
+        words, answered = asyncio.run(_read(arguments.workers))
         print(words)
         return 0 if answered else 1
     clear = _CLEAR if sys.stdout.isatty() else ""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            words, _ = asyncio.run(_read(addresses))
+            words, _ = asyncio.run(_read(arguments.workers))
             print(clear + words, flush=True)
             time.sleep(arguments.watch)
     return 0
 
 
-async def _read(addresses: Sequence[str]) -> tuple[str, bool]:
+async def _read(workers: Sequence[str]) -> tuple[str, bool]:
     """What all workers say, and whether any does."""
-    found = await asyncio.gather(*(_describe(address) for address in addresses))
+    found = await asyncio.gather(*(_describe(address) for address in workers))
     return "\n\n".join(words for words, _ in found), any(answered for _, answered in found)
 
 
@@ -70,7 +67,7 @@ async def _describe(address: str) -> tuple[str, bool]:
         try:
             worker = await describe_worker(channel, ANSWER_TIMEOUT_S)
         except ServingError as error:
-            return f"{address}: no worker answers ({error.message}); name others: --workers", False
+            return f"{why_no_worker(address, error)}; name others: --workers", False
     return "\n".join(text_of(worker)), True
 
 
@@ -79,7 +76,7 @@ def text_of(worker: WorkerDescription) -> Iterator[str]:
     head = f"{worker.worker_id} ({worker.role}, group {worker.group_id}, epoch {worker.epoch})"
     waves = worker.waves
     if waves is None:
-        yield f"{head}: no waves, its {worker.ranks} rank(s) step without a coordinator"
+        yield f"{head}: no waves, its {worker.ranks} rank(s) step each by itself"
         return
     yield f"{head}: {waves.state}, wave {waves.wave}"
     yield f"  {_starts(waves)}; {waves.messages} messages"

@@ -207,8 +207,65 @@ def test_drain_stops_the_intake_and_waits_for_the_end(tiny_model: Path, tmp_path
 
         _, status, _ = splitwave("status", "--decode", stack.address("decode"))
         assert "draining" in status
+        _, status, _ = splitwave("status", "--router", stack.address("http"))
+        assert "draining" in status.partition("decode pool")[2]
         refused = splitwave("chat", "x", "--address", stack.address("http"), "--timeout", "20")
         assert refused[0] == 1
+
+
+@pytest.mark.parametrize("port", ["grpc", "http"])
+def test_a_router_s_address_is_told_from_a_worker_s(stack: LiveStack, port: str) -> None:
+    router = stack.address(port)
+    for words in (
+        ("drain", router),
+        ("waves", "--workers", router),
+        ("status", "--decode", router),
+    ):
+        code, out, said = splitwave(*words)
+        assert code == 1
+        assert f"{router} answers, but is no worker; give the gRPC address of" in out + said
+
+
+def test_waves_shows_how_the_ranks_of_both_groups_step_together(stack: LiveStack) -> None:
+    workers = f"{stack.address('prefill')},{stack.address('decode')}"
+    assert splitwave("generate", "x", "--address", stack.address("grpc"))[0] == 0
+    code, said, _ = splitwave("waves", "--workers", workers)
+
+    assert code == 0
+    assert said.count("waves started by") == 2
+    assert "0 waves started" not in said
+    assert len([line for line in said.splitlines() if line.split()[:2] == ["1", "sleeps"]]) == 1
+
+
+def test_an_address_that_is_not_a_router_s_is_told_as_such(stack: LiveStack) -> None:
+    worker = stack.address("prefill")
+
+    assert (
+        f"{worker} answers, but is no router" in splitwave("generate", "x", "--address", worker)[2]
+    )
+    assert "answers, but not in HTTP" in splitwave("chat", "x", "--address", worker)[2]
+
+
+def test_generate_prints_log_probabilities_and_takes_an_address_with_http(
+    stack: LiveStack,
+) -> None:
+    address = f"http://{stack.address('grpc')}/"
+    flags = ("--address", address, "--max-tokens", "4", "--logprobs", "3")
+    code, said, _ = splitwave("generate", "--token-ids", "65,66", *flags)
+
+    rows = [line.split() for line in said.splitlines()[-4:]]
+    assert code == 0
+    assert said.splitlines()[-5].split() == ["token", "logprob", "rank", "most", "likely"]
+    assert all(len(row) == 3 + 2 * 3 and float(row[1]) <= 0 for row in rows), said
+
+
+def test_chat_takes_an_address_with_http(stack: LiveStack) -> None:
+    code, said, _ = splitwave(
+        "chat", "x", "--address", f"http://{stack.address('http')}", "--max-tokens", "4"
+    )
+
+    assert code == 0
+    assert said.strip()
 
 
 def test_drain_says_that_nobody_is_there() -> None:

@@ -56,4 +56,4 @@ def test_each_rank_has_a_line_with_what_it_does_and_what_that_costs() -> None:
 def test_a_group_without_a_coordinator_says_so() -> None:
     (line,) = text_of(replace(WORKER, waves=None, ranks=1))
 
-    assert line.endswith("no waves, its 1 rank(s) step without a coordinator")
+    assert line.endswith("no waves, its 1 rank(s) step each by itself")

@@ -69,7 +69,7 @@ def test_metrics_ports_are_the_workers() -> None:
             ["--decode-setting", "nope=3"],
             ["decode.engine_settings: nope: unknown (splitwave up, flag --decode-setting); known"],
         ),
-        (["--prefill", "engine_settings.ranks=x"], ["prefill.engine_settings: ranks", "--prefill)"]),
+        (["--prefill", "engine_settings.ranks=x"], ["prefill.engine_settings: ranks", "prefill)"]),
         (["--decode-ranks=0"], ["decode_ranks", "1 or more"]),
         (["--http-port=0"], ["http_port", "a port"]),
         (["--engine=x"], ["engine", "vllm, sim"]),
