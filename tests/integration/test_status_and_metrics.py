@@ -185,10 +185,26 @@ async def test_a_worker_that_drains_is_shown_so_at_once(stack: RouterStack) -> N
     assert prefill.state == "draining"
 
 
+async def test_a_decode_worker_that_drains_is_not_shown_as_one_that_went_away(
+    stack: RouterStack,
+) -> None:
+    await read_status(stack)
+    (peer,) = stack.door.fleet.decode_peers()
+    stack.workers.decode_worker.refuse()
+    for connected in (True, False):  # It closes its sessions once they are idle, and takes none.
+        await eventually(lambda: peer.session.connected is connected and peer.draining)  # noqa: B023  # awaited here
+
+        status, _ = await read_status(stack)
+
+        (decode,) = status.pool(Role.DECODE)
+        assert decode.state == "draining"
+
+
 async def test_a_worker_that_went_away_is_shown_as_it_last_was(stack: RouterStack) -> None:
     await read_status(stack)
     stack.workers.decode.stop.set()
-    await eventually(lambda: not stack.door.fleet.decode_peers()[0].session.connected)
+    (peer,) = stack.door.fleet.decode_peers()
+    await eventually(lambda: not peer.session.connected and not peer.draining)
 
     status, _ = await read_status(stack)
 

@@ -136,9 +136,9 @@ def _prefill_state(peer: PrefillPeer) -> str:
 
 
 def _decode_state(peer: DecodePeer) -> str:
-    if not peer.session.connected:
-        return UNREACHABLE
-    return DRAINING if peer.session.load.draining else SERVING
+    if peer.draining:  # It takes no session then, so it need not be connected.
+        return DRAINING
+    return SERVING if peer.session.connected else UNREACHABLE
 
 
 def add_routes(app: web.Application, door: FrontDoor) -> None:
