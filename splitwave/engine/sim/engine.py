@@ -144,7 +144,12 @@ class SimEngine:
         ]
 
     def waves(self) -> WaveStatus | None:
-        """None: simulated ranks step together without a coordinator."""
+        """Its waves, though nobody has to coordinate them; None if each rank steps by itself."""
+        if self._waves is None:
+            return None
+        return self._waves.status(
+            [(x.counters(), len(x.requests), x.waiting_count) for x in self._ranks]
+        )
 
     def wave_segments(self) -> list[WaveSegment]:
         """Segments of its waves that have ended since the last call."""

@@ -53,7 +53,7 @@ class SimRank:
         self._held = HeldTable(settings.lease_ttl_s * settings.time_scale)
         self.requests: dict[str, Sequence] = {}  # Live ones, by id.
         self._waiting: list[Sequence] = []  # A heap; the aborted leave it when they come up.
-        self._waiting_count = 0
+        self.waiting_count = 0  # Live ones without a seat.
         self._pulling: list[Sequence] = []
         self._prefilling: list[Sequence] = []
         self._generating: list[Sequence] = []
@@ -76,7 +76,7 @@ class SimRank:
     @property
     def has_work(self) -> bool:
         """True while a request waits, pulls or runs."""
-        return bool(self._generating or self._prefilling or self._pulling or self._waiting_count)
+        return bool(self._generating or self._prefilling or self._pulling or self.waiting_count)
 
     @property
     def lease_ends(self) -> dict[LeaseEnd, int]:
@@ -97,7 +97,7 @@ class SimRank:
         sequence.arrival = self._arrivals
         self.requests[request_id] = sequence
         heapq.heappush(self._waiting, sequence)
-        self._waiting_count += 1
+        self.waiting_count += 1
         return None
 
     def abort(self, request_id: str) -> bool:
@@ -107,7 +107,7 @@ class SimRank:
             return False
         sequence.aborted = True
         if sequence.phase is Phase.WAITING:
-            self._waiting_count -= 1
+            self.waiting_count -= 1
         else:
             self._some_aborted = True
         waits = sequence.phase is Phase.WAITING and sequence.offer is not None
@@ -216,7 +216,7 @@ class SimRank:
         self.check()
         self._pool.check_each()
         self._held.check_each()
-        assert self._waiting_count == sum(not x.aborted for x in self._waiting)
+        assert self.waiting_count == sum(not x.aborted for x in self._waiting)
 
     def _batch(self, outputs: list[RequestOutput], now_s: float) -> StepOutputs:
         self._batches += 1
@@ -227,7 +227,7 @@ class SimRank:
             at_s=now_s,
             outputs=outputs,
             running=len(self._generating) + len(self._prefilling),
-            waiting=self._waiting_count + len(self._pulling),
+            waiting=self.waiting_count + len(self._pulling),
             blocks_used=self._pool.used,
             pulls_ended=pulls_ended,
             violations=self._odd.take(),
@@ -329,7 +329,7 @@ class SimRank:
                 if blocks is None:
                     break
                 seats -= 1
-                self._waiting_count -= 1
+                self.waiting_count -= 1
                 self._add_blocks(sequence, blocks)
                 self._start(step, sequence, now_s)
             heapq.heappop(self._waiting)
