@@ -23,9 +23,9 @@ from splitwave.runtime.worker import WorkerConfig
 
 log = logging.getLogger(__name__)
 
-NONE_GIVEN = (
-    "no certificate: give --certificates and --trust, or --allow-uncertified true to serve without"
-)
+NONE_GIVEN = "no certificate is given"
+REMEDY = "give --certificates and --trust, or --allow-uncertified true to serve without"
+"""For whom it stops; a group that serves without one needs none."""
 
 
 class NoFingerprint(Exception):
@@ -48,7 +48,7 @@ async def certify(engine: Engine, config: WorkerConfig) -> Certification:
         except (CertificateRefused, NoFingerprint) as refused:
             refusal = str(refused)
     if not config.allow_uncertified:
-        raise Uncertified(refusal)
+        raise Uncertified(f"{refusal}: {REMEDY}" if refusal is NONE_GIVEN else refusal)
     log.warning("serving uncertified: %s", refusal)
     return Certification(refusal=refusal)
 

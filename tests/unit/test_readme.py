@@ -23,4 +23,4 @@ def test_the_pools_in_the_readme_are_as_status_prints_them_and_mark_who_is_uncer
     printed = text_of(msgspec.json.decode(recorded, type=Status))
 
     assert f"$ splitwave status\n{printed}\n```" in (ROOT / "README.md").read_text()
-    assert printed.count(", uncertified (no certificate: ") == 2
+    assert printed.count(", uncertified (no certificate is given)") == 2

@@ -165,6 +165,8 @@ def test_without_any_certificate_the_refusal_says_which_settings_to_give(tmp_pat
         engine = await start_sim_group(SETTINGS)
         with pytest.raises(Uncertified, match="give --certificates and --trust"):
             await certify(engine, DecodeConfig(engine="sim"))
+        served = await certify(engine, DecodeConfig(engine="sim", allow_uncertified=True))
+        assert served.refusal == "no certificate is given", "who serves needs no advice"
         with pytest.raises(Uncertified, match="there is no certificate for decode_cpu_eager"):
             await certify(engine, config_with(tmp_path))
         await engine.close()
