@@ -10,6 +10,7 @@ from services.router import tracing
 from services.router.attempts import Call, Trail, refuse_impossible, rest_of, room_tokens
 from services.router.generate import ROOM_SHARE, Finish, Fleet, Room, RoomNeed, generate
 from services.router.grants import POOL_WAIT_S
+from services.router.line import Turn
 from services.router.sink import TextSink
 from splitwave.core.deadline import Deadline
 from splitwave.core.demands import RequestShape
@@ -45,7 +46,8 @@ def sampling_of_choice(sampling: Sampling, choice: int) -> Sampling:
 
 
 class Turns:
-    """Whose turn it is to take room for several choices: one request of a router at a time.
+    """Whose turn it is to take room for several choices: one request of a router at a time, by
+    priority, then in the order of arrival.
 
     Requests that each hold what the others lack would wait for ever. Those of other routers
     may still do so: all that was got is given back after a while of chance, and taken anew;
@@ -56,16 +58,17 @@ class Turns:
         """`chance` returns numbers in [0, 1); `pool_wait_s`: while no worker is there."""
         self._chance = chance
         self._pool_wait_s = pool_wait_s
-        self._turn = asyncio.Lock()  # In the order of arrival.
+        self._turn = Turn()
 
     async def rooms(self, choices: Sequence[Choice], fleet: Fleet) -> list[Room | None]:
         """Room for each choice that needs any. Raises OVERLOADED or POOL_UNAVAILABLE."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         patience_s = choices[0].call.deadline.share_s(began_s, ROOM_SHARE)
+        priority = choices[0].call.request.priority
         try:
             with tracing.span(names.GRANT):
-                async with asyncio.timeout(patience_s), self._turn:
+                async with asyncio.timeout(patience_s), self._turn.mine(priority):
                     until_s = min(began_s + patience_s, loop.time() + TURN_S_MAX)
                     return await self._take(choices, fleet, until_s)
         except TimeoutError:
@@ -170,6 +173,7 @@ def _need(choice: Choice, waits_until: Deadline, pool_wait_s: float) -> RoomNeed
         tokens=room_tokens(choice.call, rest),
         waits_until=waits_until,
         keep_until=choice.call.deadline,
+        priority=choice.call.request.priority,
         pool_wait_s=pool_wait_s,
         shape=RequestShape.of(choice.call.request),
     )

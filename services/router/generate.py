@@ -117,6 +117,8 @@ class RoomNeed:
     """Only groups of this layout; empty: any."""
     avoid: frozenset[str] = frozenset()
     """Workers that are not asked."""
+    priority: int = 0
+    """Smaller is served first where requests wait."""
     pool_wait_s: float = math.inf
     """How long to wait for any worker to be there; no longer than the router is set to."""
     shape: RequestShape | None = None
@@ -235,6 +237,7 @@ async def _decode_room(step: _Attempt) -> Room:
                     waits_until=step.share(ROOM_SHARE),
                     pool_wait_s=step.pool_wait_s,
                     keep_until=step.call.deadline,
+                    priority=step.call.request.priority,
                     shape=RequestShape.of(step.call.request),
                 )
             )
@@ -345,6 +348,7 @@ async def _room_elsewhere(
         tokens=step.room_tokens,
         waits_until=min(lease_ends, step.share(ROOM_SHARE), key=lambda x: x.at_s),
         keep_until=step.call.deadline,
+        priority=step.call.request.priority,
         kv_layout=kv_layout,
         avoid=frozenset(avoid),
         pool_wait_s=step.pool_wait_s,

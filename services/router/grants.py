@@ -1,4 +1,4 @@
-"""Room in decode groups, as a router spends it: the float of each session, asks, and who waits.
+"""Room in decode groups, as a router spends it: floats of sessions, asks, and who waits.
 
 The workers decide on which rank and whether there is room; a router only spends
 what it was given, and asks where it has none.
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from services.router.absence import absence
+from services.router.grant_float import TTL_MARGIN
+from services.router.line import Line
 from services.router.standings import ANY
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.placement import floor_tier, roomier, two_choices
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from services.router.held import Held
     from services.router.session import Session
 
-TTL_MARGIN = 0.25
-"""Share of a grant's time to live that is left for the take to reach the worker."""
 ANSWER_GRACE_S = 1.0
 """How long past its patience an ask's refusal may take to arrive."""
 LINGER_S = 0.02
@@ -47,42 +47,6 @@ told within two seconds of a group's death, the noticing included, that it canno
 that is started again takes longer than anybody watches a stream stand still."""
 LOOK_AGAIN_S = 1.0
 """How often a request that waits looks whether the worker that it asked is still there."""
-
-
-class GrantFloat:
-    """Unspent grants of one session that were pushed unasked.
-
-    Invariant: none is handed out after its time, less the margin.
-    """
-
-    def __init__(self) -> None:
-        self._grants: dict[str, tuple[Granted, float]] = {}
-
-    def __len__(self) -> int:
-        return len(self._grants)
-
-    def add(self, granted: Granted, now_s: float) -> None:
-        """A grant came; its time to live counts from now."""
-        self._sweep(now_s)  # They come for ever, also while no request takes any.
-        expires_at_s = now_s + granted.ttl_s * (1.0 - TTL_MARGIN)
-        self._grants[granted.grant_id] = (granted, expires_at_s)
-
-    def take(self, blocks: int, now_s: float) -> Granted | None:
-        """The smallest live grant of at least `blocks`, which leaves the float."""
-        self._sweep(now_s)
-        fit = (granted for granted, _ in self._grants.values() if granted.blocks >= blocks)
-        best = min(fit, key=lambda granted: granted.blocks, default=None)
-        if best is not None:
-            del self._grants[best.grant_id]
-        return best
-
-    def clear(self) -> None:
-        """The session is over."""
-        self._grants.clear()
-
-    def _sweep(self, now_s: float) -> None:
-        for grant_id in [x for x, (_, at_s) in self._grants.items() if at_s <= now_s]:
-            del self._grants[grant_id]  # The worker takes it back by itself.
 
 
 class TakenRoom:
@@ -149,10 +113,11 @@ class _Waiter:
 
 
 class Rooms:
-    """Who gets the room that workers grant: requests in the order of arrival.
+    """Who gets the room that workers grant: requests by priority, then in the order of arrival.
 
     A request takes from a float if one fits, else it asks one worker, the roomier of
-    two chosen by chance. A grant that then comes unasked serves the oldest waiter it fits.
+    two chosen by chance. A grant that then comes serves the first in line that it fits, whoever
+    of them asked for it.
     """
 
     def __init__(
@@ -170,7 +135,7 @@ class Rooms:
         self.chance = chance
         self.pool_wait_s = pool_wait_s
         self._ids = itertools.count(1)
-        self._waiters: dict[_Waiter, None] = {}  # An ordered set.
+        self._waiters: Line[_Waiter] = Line()
         self._asks: dict[str, _Waiter] = {}
         self._asks_at: Counter[Session | None] = Counter()
         """Own asks that have not been answered: a worker's word of its load is older."""
@@ -182,12 +147,12 @@ class Rooms:
 
     async def take(self, need: "RoomNeed") -> TakenRoom:
         """Take room. Raises OVERLOADED or INVALID_REQUEST as a worker said, or POOL_UNAVAILABLE."""
-        room = self._from_float(need)  # Whoever waits longer and fits was served before.
+        room = self._from_float(need)  # Whoever waits and fits was served before.
         if room is not None:
             return room
         need = replace(need, pool_wait_s=min(need.pool_wait_s, self.pool_wait_s))
         waiter = _Waiter(need, asyncio.get_running_loop().create_future(), _now_s())
-        self._waiters[waiter] = None
+        self._waiters.join(waiter, need.priority)
         self._ask(waiter)
         try:
             room_or_error = await self._answer(waiter)
@@ -195,7 +160,7 @@ class Rooms:
             _give_back_unseen(waiter)
             raise
         finally:
-            del self._waiters[waiter]
+            self._waiters.leave(waiter)
             self._withdraw(waiter)
         if isinstance(room_or_error, ServingError):
             raise room_or_error
@@ -222,7 +187,34 @@ class Rooms:
             session.float.add(granted, _now_s())
             return
         waiter.asks_nobody()
-        waiter.done.set_result(self._taken(session, granted, waiter.need))
+        first = self._first(waiter, session, granted)
+        if first is not waiter:
+            self._pass_ask_on(first, waiter)
+        first.done.set_result(self._taken(session, granted, first.need))
+
+    def _first(self, asker: _Waiter, session: "Session", granted: Granted) -> _Waiter:
+        """Who gets a grant: the first in line that it fits, at the latest who asked for it."""
+        for waiter in self._waiters:
+            if waiter is asker:
+                break
+            fits = _fits(session, waiter.need) and _blocks(session, waiter.need) <= granted.blocks
+            if fits and not waiter.done.done():
+                return waiter
+        return asker
+
+    def _pass_ask_on(self, served: _Waiter, waiter: _Waiter) -> None:
+        """Have who is served leave its ask to the one whose grant it got, if that one can use it.
+
+        So it keeps a place in that worker's queue; otherwise it asks anew.
+        """
+        session, ask_id = served.asked, served.ask_id
+        if session is None or not _can_use_ask(waiter, served.need, session):
+            self._withdraw(served)
+            self._ask(waiter)
+            return
+        served.asks_nobody()
+        waiter.ask_id, waiter.asked = ask_id, session
+        self._asks[ask_id] = waiter
 
     def refused(self, session: "Session", ask_id: str, error: ServingError) -> None:
         """An ask gets no grant there: ask the next worker, or give up with that error."""
@@ -245,24 +237,24 @@ class Rooms:
             if room is not None:
                 self._withdraw(waiter)
                 waiter.done.set_result(room)
-            if waiter.asked is None and not waiter.done.done():
-                at_s = waiter.patience_ends_s()
-                asyncio.get_running_loop().call_at(at_s, self._give_up, waiter)
 
     def session_changed(self) -> None:
-    def _give_up(self, waiter: _Waiter) -> None:
-        """No worker has come for it, unless one has."""
-        left_s = waiter.patience_ends_s() - _now_s()
-        if not waiter.done.done() and left_s < 0.01:  # Timers come a little early.
-            waiter.done.set_result(self._out_of_patience(waiter))
-
         """A session came, broke or ended: ask anew where an ask is lost, or was never made."""
         for waiter in list(self._waiters):
             if waiter.asked is not None and not waiter.asked.connected:
                 self._withdraw(waiter)
             if waiter.asked is None and not waiter.done.done():
                 self._ask(waiter)
+            if waiter.asked is None and not waiter.done.done():
+                at_s = waiter.patience_ends_s()
+                asyncio.get_running_loop().call_at(at_s, self._give_up, waiter)
         self.changed()
+
+    def _give_up(self, waiter: _Waiter) -> None:
+        """No worker has come for it, unless one has."""
+        left_s = waiter.patience_ends_s() - _now_s()
+        if not waiter.done.done() and left_s < 0.01:  # Timers come a little early.
+            waiter.done.set_result(self._out_of_patience(waiter))
 
     def _has_float(self) -> bool:
         return any(session.usable and session.float for session in self._sessions())
@@ -270,15 +262,7 @@ class Rooms:
     # How a request gets room.
 
     def _fitting(self, need: "RoomNeed") -> list["Session"]:
-        return [
-            session
-            for session in self._sessions()
-            if session.usable
-            and session.welcome is not None
-            and session.welcome.worker_id not in need.avoid
-            and need.kv_layout in ("", session.welcome.kv_layout)
-            and (need.shape is None or need.shape.outside(session.envelope) is None)
-        ]
+        return [session for session in self._sessions() if _fits(session, need)]
 
     def _from_float(self, need: "RoomNeed") -> TakenRoom | None:
         now_s = _now_s()
@@ -350,6 +334,27 @@ def _give_back_unseen(waiter: _Waiter) -> None:
         room = waiter.done.result()
         if isinstance(room, TakenRoom):
             room.give_back()
+
+
+def _fits(session: "Session", need: "RoomNeed") -> bool:
+    """True if new work of that kind may go there, however full it is."""
+    return (
+        session.usable
+        and session.welcome is not None
+        and session.welcome.worker_id not in need.avoid
+        and need.kv_layout in ("", session.welcome.kv_layout)
+        and (need.shape is None or need.shape.outside(session.envelope) is None)
+    )
+
+
+def _can_use_ask(waiter: _Waiter, asked: "RoomNeed", session: "Session") -> bool:
+    """True if an ask for `asked` at a session does as well for a waiter."""
+    return (
+        _fits(session, waiter.need)
+        and session.session_id not in waiter.refused_by
+        and _blocks(session, waiter.need) <= _blocks(session, asked)
+        and waiter.need.waits_until.at_s <= asked.waits_until.at_s
+    )
 
 
 def _blocks(session: "Session", need: "RoomNeed") -> int:

@@ -13,6 +13,7 @@ from services.router.attempts import NoAnswer
 from services.router.backoff import Backoff
 from services.router.grants import POOL_WAIT_LOST_S, POOL_WAIT_S
 from services.router.held import Held
+from services.router.line import Line
 from services.router.standings import ANY, Stands
 from splitwave.core.deadline import Deadline
 from splitwave.core.demands import RequestShape
@@ -132,13 +133,13 @@ class _Wish:
     call: PrefillCall
     avoid: frozenset[str]
     """Not these workers if there are others."""
+    placed: "asyncio.Future[PrefillPeer]"
     passed: dict[str, ServingError] = field(default_factory=dict)
     """Not these workers: they refused it."""
-    placed: "asyncio.Future[PrefillPeer] | None" = None
 
 
 class PrefillPool:
-    """Places prompts: the worker with the fewest tokens to wait for, first come, first served.
+    """Places prompts, by priority, then as they came: where the fewest tokens are to wait for.
 
     In order among those that may go to the same workers: a long prompt must not starve behind
     short ones, and one whose workers are full must not hold up what others may take.
@@ -154,7 +155,7 @@ class PrefillPool:
         self._peers = peers
         self._stands = stands
         self._pool_wait_s = pool_wait_s
-        self._waiting: dict[_Wish, None] = {}  # An ordered set.
+        self._waiting: Line[_Wish] = Line()
 
     def by_worker(self, worker_id: str) -> PrefillPeer | None:
         """The worker of that id, if it is known."""
@@ -172,28 +173,24 @@ class PrefillPool:
         self, call: PrefillCall, held: Held, deadline: Deadline, avoid: frozenset[str]
     ) -> PrefillResult:
         """Place and compute a prompt. A worker that takes no more is passed over for the next."""
-        wish = _Wish(call, avoid)
+        passed: dict[str, ServingError] = {}
         while True:
-            peer = await self._place(wish, deadline)
+            placed = asyncio.get_running_loop().create_future()
+            peer = await self._place(_Wish(call, avoid, placed, passed), deadline)
             try:
                 return await self._call(peer, call, held, deadline)
             except ServingError as error:
                 if error.reason not in (Reason.OVERLOADED, Reason.WORKER_DRAINING):
                     raise
                 tracing.event("refused", {"error.type": error.reason.value})
-                wish.passed[held.worker_id] = error
+                passed[held.worker_id] = error
 
     def changed(self) -> None:
         """Queues changed: place who waits, in order."""
-        self._place_waiting()
-
-    def _place_waiting(self) -> list[PrefillPeer]:
-        """Place who waits; return the workers that nobody waits for, which others may take."""
-        unclaimed = self._usable()
+        unclaimed = self._usable() if self._waiting else []
         for wish in self._waiting:
             if not unclaimed:
                 break
-            assert wish.placed is not None
             if wish.placed.done():
                 continue
             peer = self._reserve(wish, unclaimed)
@@ -201,7 +198,6 @@ class PrefillPool:
                 unclaimed = [x for x in unclaimed if not self._may_take(x, wish)]
             else:
                 wish.placed.set_result(peer)
-        return unclaimed
 
     async def _call(
         self, peer: PrefillPeer, call: PrefillCall, held: Held, deadline: Deadline
@@ -227,24 +223,21 @@ class PrefillPool:
         return result
 
     async def _place(self, wish: _Wish, deadline: Deadline) -> PrefillPeer:
-        peer = self._reserve(wish, self._place_waiting())
-        if peer is not None:
-            return peer
-        wish.placed = asyncio.get_running_loop().create_future()
-        self._waiting[wish] = None
+        self._waiting.join(wish, wish.call.priority)
+        self.changed()
         try:
-            return await self._wait(wish, wish.placed, deadline)
+            peer = await self._wait(wish, deadline)
         except BaseException:
+            self._waiting.leave(wish)
             if wish.placed.done():
                 self._unreserve(wish.placed.result(), wish.call)
-            raise
-        finally:
-            del self._waiting[wish]
             self.changed()  # Who is behind it may have waited for no more than this.
+            raise
+        self._waiting.leave(wish)
+        return peer
 
-    async def _wait(
-        self, wish: _Wish, placed: "asyncio.Future[PrefillPeer]", deadline: Deadline
-    ) -> PrefillPeer:
+    async def _wait(self, wish: _Wish, deadline: Deadline) -> PrefillPeer:
+        placed = wish.placed
         alone_since_s = now_s = _now_s()
         queue_until_s = now_s + deadline.share_s(now_s, QUEUE_SHARE)
         patience_s = min(self._pool_wait_s, POOL_WAIT_LOST_S if wish.avoid else math.inf)

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from services.router.decode_attempt import Attempt, broken
 from services.router.generate import Finish, Sink
-from services.router.grants import LINGER_S, GrantFloat
+from services.router.grant_float import GrantFloat
+from services.router.grants import LINGER_S
 from services.router.held import Held
 from services.router.later import Later
 from services.router.tally import Tally

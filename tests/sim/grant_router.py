@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.router.grants import GrantFloat
+from services.router.grant_float import GrantFloat
 from splitwave.core.grant import AskRefused
 from splitwave.core.session import AskGrant, CancelAsk, Granted, ReturnGrants, TakeGrant
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from services.router.generate import RoomNeed
-from services.router.grants import POOL_WAIT_S, GrantFloat, Rooms, TakenRoom
+from services.router.grant_float import GrantFloat
+from services.router.grants import POOL_WAIT_S, Rooms, TakenRoom
 from services.router.held import Held, Owner
 from services.router.session import SUBMITS_KEPT_MAX, Session
 from splitwave.core.deadline import Deadline
