@@ -56,7 +56,7 @@ CACHES: Mapping[str, Cache] = {
         attention=Attention(
             heads=16, kv_heads=16, head_size=128, kv_rank=512, rope_size=64, value_size=128
         ),
-        block_tokens={"cpu": 32, "cuda": 64},
+        block_tokens={"cpu": 16, "cuda": 64},
         dtype={"cpu": "bfloat16", "cuda": "bfloat16"},
     ),
 }
