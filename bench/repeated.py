@@ -25,8 +25,8 @@ from typing import Any  # JSON
 
 import aiohttp
 
+from bench.decode_modes import environment_facts
 from bench.load import Sample, request
-from bench.provenance import provenance
 from bench.split_gpu_stack import add_arguments, mode_of, model_of, plan_of
 from bench.workload import Ask
 from services.cli.plan import Plan
@@ -202,9 +202,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser().parse_args(arguments)
     asked.work_dir = Path(asked.work_dir).resolve()
     found = asyncio.run(measure(asked))
-    command = "python -m bench.repeated " + " ".join(arguments)
-    paths = ["bench/repeated.py", "splitwave", "services"]
-    told = provenance(command, paths=paths, packages=["torch", "grpcio"]) | found
+    told = environment_facts.collect(arguments, "bench.repeated") | found
     asked.out.write_text(json.dumps(told, indent=1), encoding="utf-8")
     for name, one in found["compared"].items():
         print(f"{name}: {one}")

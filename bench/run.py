@@ -40,6 +40,7 @@ LIMITS_S = {
     "demo": 600.0,
     "waves": 600.0,
     "cpu_modes": 900.0,
+    "handoff_cpu": 600.0,
     "wave_sim": 5 * 3600.0,
 }
 APART = ("wave_sim",)
@@ -53,7 +54,8 @@ STOP_S = 60.0
 def commands() -> dict[str, list[str]]:
     """By result: the module that makes it and its arguments, as the script's own docstring says."""
     found: dict[str, list[str]] = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    here = Path(__file__).parent
+    for path in sorted((*here.glob("*.py"), *here.glob("*/__init__.py"))):
         words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")), clean=False) or ""
         for module, arguments, result in COMMAND.findall(words):
             found[result] = [module, *arguments.split()]

@@ -17,9 +17,9 @@ VARIABLES = ("VLLM_", "NCCL_", "NVSHMEM_", "CUDA_", "TORCH_", "TRITON_", "DG_", 
 PATH_WORDS = ("_PATH", "_DIR", "_ROOT", "_HOME")
 
 
-def collect(arguments: Sequence[str]) -> dict[str, object]:
+def collect(arguments: Sequence[str], module: str = "bench.decode_modes") -> dict[str, object]:
     """Facts about this run, for the results."""
-    command = shlex.join(["python", "-m", "bench.decode_modes", *arguments])
+    command = shlex.join(["python", "-m", module, *arguments])
     return provenance(command, paths=PATHS, packages=[]) | {
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "began": time.strftime("%F %T UTC", time.gmtime()),

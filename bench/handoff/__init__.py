@@ -5,5 +5,5 @@ NIXL as engines do it. Decode's side reads blocks of prefill's as a pull reads t
 descriptors, posting and polling are the connector's own, only no scheduler steps beside them. What
 the link can do is measured in the same run by plain copies.
 
-    python -m bench.handoff --device cpu --out bench/results/handoff_cpu.json
+    python -m bench.handoff --device cpu --gib-max 0.5 > bench/results/handoff_cpu.json
 """

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="bench.handoff", description=__doc__)
     add = made.add_argument
     add("--device", choices=("cpu", "cuda"), required=True)
-    add("--out", type=Path, required=True, help="results file")
+    add("--out", type=Path, help="results file, gone on with; empty: printed")
     add("--caches", default=",".join(CACHES), help=f"of {', '.join(CACHES)}")
     add("--blocks-max", type=int, default=4096)
     add("--gib-max", type=float, default=16.0, help="largest KV cache of one side")
@@ -220,7 +220,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"unknown: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     work_dir = (asked.work_dir or Path(tempfile.mkdtemp(prefix="handoff_"))).resolve()
-    results = Results(asked.out)
+    results = Results(asked.out or work_dir / "results.json")
     command = "python -m bench.handoff " + " ".join(arguments)
     results.data |= provenance(
         command, paths=["bench/handoff", "splitwave"], packages=["torch", "nixl"]
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str]) -> int:
             continue
         results.rows[name] = one(name, asked, work_dir / name)
         results.save()
-        print(f"{name}: {results.rows[name].get('why', 'done')}", flush=True)
+        print(f"{name}: {results.rows[name].get('why', 'done')}", file=sys.stderr, flush=True)
     if asked.confirmations and ("fence" not in results.data or asked.again):
         results.data["fence"] = fence.cost(asked.confirmations, (1, 16), work_dir)
     most = max(CACHES[name].block_bytes(asked.device) * asked.blocks_max for name in names)
@@ -239,6 +239,8 @@ def main(arguments: Sequence[str]) -> int:
     results.data["load_average"] = os.getloadavg()[0]
     results.data["ended"] = time.strftime("%F %T UTC", time.gmtime())
     results.save()
+    if asked.out is None:
+        print(json.dumps(results.data))
     return 0 if all(results.rows[name]["status"] == "done" for name in names) else 1
 
 

@@ -50,7 +50,9 @@ class Run:
         work_dir = asked.work_dir or Path(tempfile.mkdtemp(prefix="prefill_modes_"))
         self.work_dir = work_dir.resolve()
         self.results = Results(asked.out)
-        self.results.data.setdefault("runs", []).append(environment_facts.collect(arguments))
+        self.results.data.setdefault("runs", []).append(
+            environment_facts.collect(arguments, "bench.prefill_modes")
+        )
 
     def say(self, text: str) -> None:
         """A progress line."""

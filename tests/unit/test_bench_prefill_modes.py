@@ -123,7 +123,7 @@ def test_rows_that_are_done_are_not_run_again_and_failed_ones_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    monkeypatch.setattr(environment_facts, "collect", lambda arguments: {})
+    monkeypatch.setattr(environment_facts, "collect", lambda *_: {})
     out = tmp_path / "rows.json"
     rows = {"small/whole": {"status": "done"}, "small/dbo_sms20": {"status": "late"}}
     out.write_text(json.dumps({"rows": rows}))
