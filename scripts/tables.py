@@ -12,6 +12,7 @@ from pathlib import Path
 from scripts.operators_tables import METRICS, SETTINGS, metric_rows, setting_rows
 from services.router import parity
 from services.router.openai import openapi
+from services.router.openai.http_faults import HTTP_FAULTS
 from services.router.openai.reading import UNSUPPORTED
 from services.router.openai.schema import UNSUPPORTED_OF_MESSAGES
 from splitwave.core.errors import Reason
@@ -53,6 +54,12 @@ def _router_does(reason: Reason) -> str:
     if reason.worker_elsewhere:
         return "goes on at another worker"
     return "prefills again, and goes on" if reason.resumable else "nothing"
+
+
+def http_faults() -> str:
+    """Failures of HTTP itself."""
+    head = ["HTTP", "`error.code`", "when", "the client"]
+    return table(head, [[str(x), f"`{y.code}`", y.when, y.do] for x, y in HTTP_FAULTS.items()])
 
 
 def routes() -> str:
@@ -170,7 +177,7 @@ def wave_figures() -> str:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "docs/errors.md": {"errors": errors},
+    "docs/errors.md": {"errors": errors, "http faults": http_faults},
     "docs/api.md": {"routes": routes, "fields": fields, "unsupported": unsupported},
     "docs/operations.md": {f"{who} metrics": partial(metrics, who) for who in METRICS},
     "docs/tracing.md": {"costs": trace_costs, "spans": spans},

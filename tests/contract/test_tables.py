@@ -10,6 +10,7 @@ from google.protobuf.descriptor import Descriptor
 from scripts import tables
 from services.router import parity
 from services.router.openai import openapi
+from services.router.openai.http_faults import HTTP_FAULTS
 from services.router.openai.reading import UNSUPPORTED, Reader
 from services.router.openai.schema import (
     UNSUPPORTED_OF_MESSAGES,
@@ -125,6 +126,18 @@ def test_a_known_field_that_is_not_served_is_refused_by_name(name: str) -> None:
 
 def test_every_route_has_its_rpc() -> None:
     assert {route.path for route in openapi.ROUTES} == set(parity.ROUTES)
+
+
+def test_each_operation_tells_each_status_and_the_codes_that_come_with_it() -> None:
+    paths = msgspec.json.decode(openapi.document())["paths"]
+    told = {status: {HTTP_FAULTS[status].code} for status in HTTP_FAULTS}
+    for reason, answer in TOLD.items():
+        told.setdefault(answer.http_status, set()).add(reason.value)
+
+    for operation in (x for methods in paths.values() for x in methods.values()):
+        failures = {int(x): y["description"] for x, y in operation["responses"].items()}
+        del failures[200]
+        assert {status: set(x.split(", ")) for status, x in failures.items()} == told
 
 
 def test_no_field_is_both_served_and_refused() -> None:

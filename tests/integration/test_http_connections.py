@@ -100,6 +100,7 @@ async def test_half_a_head_is_told_that_it_came_too_late(hasty: RouterStack, beg
         status, answer = answer_of(await client.rest())
 
     assert (status, answer["error"]["type"]) == (408, "invalid_request_error")
+    assert answer["error"]["code"] == "request_timeout"
     assert hasty.door.refusals.counts[UNREAD] == 1
 
 
@@ -141,6 +142,7 @@ async def test_a_body_that_does_not_come_is_told_so(hasty: RouterStack) -> None:
 
     status, answer = answer_of(said)
     assert (status, answer["error"]["type"]) == (408, "invalid_request_error")
+    assert answer["error"]["code"] == "request_timeout"
     assert hasty.door.refusals.counts["/v1/completions", Reason.INVALID_REQUEST] == 1
 
 

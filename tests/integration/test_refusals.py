@@ -133,6 +133,10 @@ async def test_a_body_that_is_no_request_is_refused(
             answer = await response.json()
 
     assert (response.status, answer["error"]["type"]) == (status, "invalid_request_error")
+    assert "; " in answer["error"]["message"], "it says what to do"
+    if status == 413:
+        assert answer["error"]["code"] == "body_too_large"
+        assert "16 MiB" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [COMPLETION, CHAT], ids=["completion", "chat"])
@@ -147,17 +151,24 @@ async def test_an_unknown_model_is_not_found(stack: RouterStack, body: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405)],
+    ("method", "path", "status", "code", "allowed"),
+    [
+        ("GET", "/v1/nothing", 404, "not_found", None),
+        ("GET", "/v1/completions", 405, "method_not_allowed", "POST"),
+        ("POST", "/health", 405, "method_not_allowed", "GET,HEAD"),
+    ],
 )
-async def test_an_unknown_path_is_refused_in_openais_words(
-    stack: RouterStack, method: str, path: str, status: int
+async def test_an_unknown_path_is_refused_in_openais_words(  # noqa: PLR0913  # one row of the table
+    stack: RouterStack, method: str, path: str, status: int, code: str, allowed: str | None
 ) -> None:
     with counted_once(stack, OTHER):
         async with stack.http.request(method, path) as response:
-            answer = await response.json()
+            error = (await response.json())["error"]
 
-    assert (response.status, answer["error"]["type"]) == (status, "invalid_request_error")
+    assert (response.status, error["type"]) == (status, "invalid_request_error")
+    assert error["code"] == code
+    assert error["message"].startswith(f"{method} {path}: ")
+    assert response.headers.get("Allow") == allowed
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import PayloadEncodingError
 
+from services.router.openai.http_faults import error_body
 from services.router.refusals import UNREAD, Refusals
 from splitwave.core.errors import Reason, ServingError
 from splitwave.wire.errors import HTTP_STATUS, openai_error_body, retry_after_header
@@ -139,7 +140,7 @@ class Connection(web.RequestHandler):
     def _refuse(self, error: ServingError, status: HTTPStatus) -> None:
         """Say why outside of any request, and close."""
         self._refusals.count(UNREAD, error.reason)
-        body = msgspec.json.encode(openai_error_body(error))
+        body = msgspec.json.encode(error_body(error, status))
         headers = {
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),

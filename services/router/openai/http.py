@@ -22,6 +22,7 @@ from services.router.openai.answers import DONE, Form, Head, Streamed, Telling, 
 from services.router.openai.connections import Connection, HttpLimits
 from services.router.openai.events import EventStream, Turn
 from services.router.openai.fields import GenerationBody
+from services.router.openai.http_faults import BODY_BYTES_MAX, error_body, fault_error
 from services.router.openai.names import named, sent_names
 from services.router.openai.orders import OrderBook
 from services.router.openai.schema import (
@@ -38,8 +39,6 @@ from services.router.status_page import add_routes
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.worker import Role
 from splitwave.wire.errors import HTTP_STATUS, openai_error_body, retry_after_header
-
-BODY_BYTES_MAX = 16 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.encode
@@ -102,8 +101,11 @@ class OpenAI:
             return response
         except web.HTTPException as error:
             self._door.refusals.count(route, Reason.INVALID_REQUEST)
-            message = f"{request.method} {request.path}: {error.reason}"
-            return _failure(ServingError(Reason.INVALID_REQUEST, message), error.status)
+            where = f"{request.method} {request.path}"
+            response = _failure(fault_error(error.status, where, error.reason), error.status)
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+            return response
         except ConnectionError:
             raise  # The client has gone: nobody is there to be told.
         except Exception:  # noqa: BLE001  # the edge: whatever fails is told as a failure
@@ -123,9 +125,7 @@ class OpenAI:
             request.content.feed_eof()  # Or aiohttp would wait for the rest, behind the answer.
             raise _garbled(request) from None
         except TimeoutError:
-            raise web.HTTPRequestTimeout(
-                reason=f"the body did not come within {self._limits.body_max_s:g} s"
-            ) from None
+            raise web.HTTPRequestTimeout from None
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
@@ -268,7 +268,7 @@ def _model(name: str, tokens: int) -> dict[str, object]:
 def _failure(error: ServingError, status: int) -> web.Response:
     trace = tracing.current()
     trace.ended(error.reason.value, error.message)
-    response = _json(_encode(openai_error_body(error)), status, trace.request_id)
+    response = _json(_encode(error_body(error, status)), status, trace.request_id)
     response.headers.update(retry_after_header(error))
     return response
 

@@ -8,6 +8,7 @@ from typing import Any  # JSON schemas
 
 import msgspec
 
+from services.router.openai.http_faults import HTTP_FAULTS
 from services.router.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from splitwave.core.errors import Reason
 from splitwave.wire.errors import HTTP_STATUS
@@ -242,8 +243,10 @@ def _operation(route: Route) -> Mapping[str, Any]:
 def _failures() -> dict[str, Any]:
     """Each status of a failure with the reasons that have it."""
     failures: dict[str, Any] = {}
-    for status in sorted(set(HTTP_STATUS.values())):
+    for status in sorted({*HTTP_STATUS.values(), *HTTP_FAULTS}):
         reasons = [reason.value for reason in Reason if HTTP_STATUS[reason] == status]
+        if status in HTTP_FAULTS:
+            reasons.append(HTTP_FAULTS[status].code)
         failures[str(status)] = {
             "description": ", ".join(reasons),
             "content": {_JSON: {"schema": _ref(ErrorAnswer)}},
