@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from splitwave.core.mode import StepKind, lookup
 from splitwave.core.worker import WorkerDescription
 from splitwave.runtime import tracing_names as names
-from splitwave.runtime.tracing_check import broken_links, faults, of_requests
+from splitwave.runtime.tracing_check import broken_links, faults, missing, of_requests
 from splitwave.runtime.tracing_files import SpanRecord
 from splitwave.runtime.wave_spans import WAVE_SEGMENT
 
@@ -178,7 +178,7 @@ def traces(seen: Seen) -> Check:
     requests = [span for span in of_requests(seen.spans) if span.is_request]
     ended = Counter(str(span.attributes.get(names.OUTCOME)) for span in requests)
     check = Check("traces", {"requests": len(requests), "outcomes": dict(ended)})
-    check.wrong += faults(seen.spans) + broken_links(seen.spans)
+    check.wrong += faults(seen.spans) + missing(seen.spans) + broken_links(seen.spans)
     if ended != {names.FINISHED: len(seen.given)}:
         check.wrong.append(f"{len(seen.given)} finished requests are due, there are {dict(ended)}")
     return check
