@@ -67,8 +67,7 @@ async def test_each_exported_metric_is_declared_and_each_declared_one_is_exporte
             (family.name, family.type): set().union(*(s.labels for s in family.samples)) - {"le"}
             for family in text_string_to_metric_families(text)
         }
-        # Simulated ranks step without a coordinator, so their workers export no waves.
-        who = ["process", service, *(["engine", "group"] if service != "router" else [])]
+        who = ["process", service, *(["engine", "group", "waves"] if service != "router" else [])]
         declared = {
             (family.name, family.kind.value): set(family.labels)
             for name in who

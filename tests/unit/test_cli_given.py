@@ -21,7 +21,7 @@ WRONG = [
     (("status", "--watch", "inf"), "--watch: is inf; set it above 0"),
     (("status", "--watch", "soon"), "--watch: is 'soon'; write seconds"),
     (("status", "--prefill", " , "), "--prefill: names nobody"),
-    (("status", "--router", "https://localhost:1"), "--router: is 'https://localhost:1'; there is no TLS here"),
+    (("status", "--router", "https://localhost:1"), "'https://localhost:1'; there is no TLS here"),
     (("chat", "x", "--timeout", "0"), "--timeout: is 0; set it above 0"),
     (("chat", "x", "--timeout", "1e300"), "--timeout: is 1e300; set it above 0, to 1000000"),
     (("chat", "x", "--address", "here"), "--address: is 'here'; write HOST:PORT"),
