@@ -14,15 +14,22 @@ class Agreement:
     """Watches the steps and waves of ranks that step together.
 
     All are at the same step, or they would vote apart. None is more than one wave
-    behind, once it has stepped in the group's wave; new ones start at wave 0. Nobody
-    stays behind: not for longer than the bound in one wave, nor for many waves, since
-    each start mends at least one rank.
+    behind, once it has stepped in the group's wave; new ones start at wave 0. That is the
+    latest wave that any rank has stepped in, even one that is replaced by now: a coordinator
+    that is stopped knows an earlier one, and so does who asks it. Nobody stays behind: not
+    for longer than the bound in one wave, nor for many waves, since each start mends at
+    least one rank.
     """
 
     def __init__(self, world: "World") -> None:
         self.world = world
         self.uneven_since_us: int | None = None
         self.uneven_waves = 0
+        self.latest = 0
+
+    def restarted(self) -> None:
+        """All ranks are new."""
+        self.latest = 0
 
     def check(self, ranks: Sequence["Rank"]) -> None:
         """Look at the ranks of one step, before they vote."""
@@ -36,7 +43,8 @@ class Agreement:
                 return
         self.uneven_waves = 0
         self.uneven_since_us = None
-        if top >= self.world.host.core.wave:
+        if top >= self.world.host.core.wave and top >= self.latest:
+            self.latest = top
             for rank in ranks:
                 rank.fresh = False
 
@@ -45,8 +53,10 @@ class Agreement:
         world = self.world
         waves = [rank.wave for rank in ranks]
         top = max(waves)
+        leads = top >= world.host.core.wave and top >= self.latest
+        self.latest = max(self.latest, top)
         for rank in ranks:
-            if rank.wave == top >= world.host.core.wave:
+            if rank.wave == top and leads:
                 rank.fresh = False
             elif rank.wave < top - 1 and not rank.fresh:
                 raise Violation(f"W2: ranks step in waves {waves}")

@@ -46,6 +46,7 @@ class Group:
         self.in_step = self.asleep = self.resuming = 0
         self.is_fire_due = False
         self.resize_to = 0
+        self.agreement.restarted()
         for rank in self.ranks:
             rank.boot(self.epoch)
             rank.place = LAGGING
