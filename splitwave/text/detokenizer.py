@@ -35,7 +35,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
-        unfinished = _unfinished_bytes(self._pieces, prompt_token_ids)
+        unfinished = unfinished_bytes(self._pieces, prompt_token_ids)
         byte_level = tokenizer.decoding is Decoding.BYTE_LEVEL
         self._run: _Utf8Run | _FallbackRun = (_Utf8Run if byte_level else _FallbackRun)(unfinished)
         follows_text = any(self._pieces[token_id] is not None for token_id in prompt_token_ids)
@@ -120,7 +120,7 @@ class _FallbackRun:
             return _REPLACEMENT * len(octets)
 
 
-def _unfinished_bytes(pieces: Pieces, token_ids: Sequence[int]) -> bytes:
+def unfinished_bytes(pieces: Pieces, token_ids: Sequence[int]) -> bytes:
     """The bytes at the end of a prompt that begin a character without finishing it."""
     tail = b""
     for token_id in reversed(token_ids):

@@ -17,6 +17,7 @@ from services.router.openai.schema import (
 from services.router.order import Order
 from splitwave.core.generation import Sampling
 from splitwave.core.sampling_limits import SamplingLimits, check_prompt_logprobs
+from splitwave.text.detokenizer import unfinished_bytes
 
 Headers = Mapping[str, str]
 
@@ -96,7 +97,11 @@ class OrderBook:
         if isinstance(prompt, str):
             return prompt
         skip = given_or(body.skip_special_tokens, True)
-        return await self._door.tokenizer.decode_async(prompt, skip_special_tokens=skip)
+        tokenizer = self._door.tokenizer
+        text = await tokenizer.decode_async(prompt, skip_special_tokens=skip)
+        cut = unfinished_bytes(tokenizer.pieces(skip_special_tokens=skip), prompt)
+        # The completion's text begins with the character that the prompt's tokens began.
+        return text.removesuffix("\ufffd") if cut and not body.scored_only else text
 
     def _order(
         self,

@@ -65,13 +65,15 @@ class Offsets:
         self._chars = 0
 
     def of(self, token_ids: Sequence[int]) -> list[int]:
-        """The place of each: that of its first whole character."""
+        """The place of each: that of its first whole character, behind one that it breaks off."""
         places = []
         for token_id in token_ids:
-            places.append(self._chars)
             piece = self._pieces[token_id] or b""
             octets = piece.encode() if isinstance(piece, str) else piece
-            self._chars += len(self._decoder.decode(octets))
+            begun = bool(self._decoder.getstate()[0])
+            text = self._decoder.decode(octets)
+            places.append(self._chars + (begun and text.startswith("\ufffd")))
+            self._chars += len(text)
         return places
 
 
