@@ -9,18 +9,24 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+
 from scripts.operators_tables import METRICS, SETTINGS, metric_rows, setting_rows
 from services.router import parity
 from services.router.openai import openapi
+from services.router.openai.answers import DONE
 from services.router.openai.http_faults import HTTP_FAULTS
 from services.router.openai.reading import UNSUPPORTED
 from services.router.openai.schema import UNSUPPORTED_OF_MESSAGES
-from splitwave.core.errors import Reason
+from splitwave.core.errors import Reason, ServingError
 from splitwave.core.mode_rules import FEATURES, RULES
 from splitwave.core.refusal import TOLD as TOLD_REFUSALS
 from splitwave.core.refusal import RefusalKind
+from splitwave.runtime.tracing import Tracing
 from splitwave.runtime.tracing_names import REQUEST, SPANS
-from splitwave.wire.errors import TOLD, openai_type
+from splitwave.v1alpha1.generation_pb2 import FinishReason
+from splitwave.wire.errors import TOLD, openai_error_body, openai_type
+from splitwave.wire.generation import finish_reason_to_proto
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,6 +51,27 @@ def errors() -> str:
         ]
         for reason in Reason
     ]
+    return table(head, rows)
+
+
+def ends() -> str:
+    """How each reason ends a stream, a completion and a trace, by the code that says so."""
+    head = [
+        "reason",
+        "the stream's last events",
+        "gRPC `finish_reason`",
+        "span: status, `error.type`",
+    ]
+    none = FinishReason.Name(finish_reason_to_proto(None))
+    rows = []
+    for reason in Reason:
+        body = openai_error_body(ServingError(reason, ""))["error"]
+        span = TracerProvider().get_tracer("docs").start_span("docs")
+        Tracing().end(span, reason.value)
+        assert isinstance(span, ReadableSpan)
+        told = str((span.attributes or {})["error.type"])
+        last = f"`error.code` `{body['code']}`, then `{DONE.decode()}`"
+        rows.append([f"`{reason.name}`", last, none, f"{span.status.status_code.name}, `{told}`"])
     return table(head, rows)
 
 
@@ -177,7 +204,7 @@ def wave_figures() -> str:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "docs/errors.md": {"errors": errors, "http faults": http_faults},
+    "docs/errors.md": {"errors": errors, "ends": ends, "http faults": http_faults},
     "docs/api.md": {"routes": routes, "fields": fields, "unsupported": unsupported},
     "docs/operations.md": {f"{who} metrics": partial(metrics, who) for who in METRICS},
     "docs/tracing.md": {"costs": trace_costs, "spans": spans},
