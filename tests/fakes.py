@@ -75,6 +75,8 @@ class FakePrefill:
     def __init__(self, pause: Pause = no_pause, *, kv_layout: str = "layout") -> None:
         self.leases = LeaseTable(ranks=1, blocks_per_rank=1000, memory_s=LEASE_S)
         self.failures: list[ServingError] = []
+        self.epoch, self.starts_over = 1, True
+        """Each failure ends an epoch, unless it does not start over."""
         self.prompt_max_tokens: int | None = None
         self.calls: list[PrefillCall] = []
         self.pulling: set[str] = set()
@@ -88,8 +90,9 @@ class FakePrefill:
     async def prefill(self, call: PrefillCall, held: Held) -> PrefillResult:
         self.calls.append(call)
         await self._pause()  # The call is on the wire; nothing was asked yet.
-        held.asked("p0")
+        held.asked("p0", self.epoch)
         if self.failures:
+            self.epoch += self.starts_over
             raise self.failures.pop(0)
         if self.prompt_max_tokens is not None and len(call.token_ids) > self.prompt_max_tokens:
             raise ServingError(Reason.OUTSIDE_ENVELOPE, "prefill: the prompt is too long")

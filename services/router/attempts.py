@@ -12,7 +12,7 @@ ATTEMPTS_MAX = 4
 DEATHS_MAX = 2
 """Workers that died or left their mode while a request ran there, before it is suspected of being
 the cause."""
-_TAKEN_OUT = frozenset({Reason.WORKER_LOST, Reason.GROUP_DECERTIFIED})
+TAKEN_OUT = frozenset({Reason.WORKER_LOST, Reason.GROUP_DECERTIFIED})
 """Ends of a worker, or of its group's epoch, that one request can bring about."""
 PROMPT_MIN_TOKENS = 2
 """A shorter prompt cannot have its first token made by decode, whose steps begin at 1 or later."""
@@ -120,6 +120,16 @@ class Trail:
     retried: list[Reason] = field(default_factory=list)
     """What each attempt but the last failed with."""
     _ids: int = 0
+    _dead: set[tuple[str, int]] = field(default_factory=set)
+    """Prefill workers that were lost with it, and in which epoch: each dies once in it."""
+
+    def lost_prefill(self, error: ServingError, worker_id: str, epoch: int) -> None:
+        """A prefill worker was lost with it, maybe once more before the router knew of its end."""
+        self.avoid_prefill.add(worker_id)
+        if (worker_id, epoch) in self._dead:
+            self.at_work = False
+        if not isinstance(error, NoAnswer):
+            self._dead.add((worker_id, epoch))
 
     def next_id(self, call: Call) -> str:
         """A fresh id for a handoff, and for the submission that carries it."""
@@ -128,7 +138,7 @@ class Trail:
 
     def failed(self, error: ServingError, rest: Rest) -> None:
         """Count the failure of an attempt at `rest`; raise if the request ends with it."""
-        died = error.reason in _TAKEN_OUT and not isinstance(error, NoAnswer)
+        died = error.reason in TAKEN_OUT and not isinstance(error, NoAnswer)
         if died and self.at_work:
             self.deaths += 1
         self.at_work = False

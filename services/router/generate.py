@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.router import tracing
-from services.router.attempts import Call, Trail, refuse_impossible, rest_of, room_tokens
+from services.router.attempts import TAKEN_OUT, Call, Trail, refuse_impossible, rest_of, room_tokens
 from services.router.grants import POOL_WAIT_LOST_S
 from services.router.held import Held, Owner
 from splitwave.core.deadline import Deadline
@@ -263,8 +263,8 @@ async def _first_token(
             )
             tracing.link(result.waves)
     except ServingError as error:
-        if error.reason is Reason.WORKER_LOST:
-            step.trail.avoid_prefill.add(held.worker_id)
+        if error.reason in TAKEN_OUT:
+            step.trail.lost_prefill(error, held.worker_id, held.epoch)
         raise
     finally:
         step.trail.prefill_s += step.now_s - began_s

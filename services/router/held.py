@@ -35,13 +35,15 @@ class Held:
         self.worker_id = ""
         """The prefill worker that was asked last."""
         self.owner = Owner.NOBODY
+        self.epoch = 0
+        """Of the prefill worker's group, as the router last heard."""
         self._release = release
         self._left = False
 
-    def asked(self, worker_id: str) -> None:
+    def asked(self, worker_id: str, epoch: int = 0) -> None:
         """A prefill worker is about to be called: from now on it may hold blocks."""
         assert self.owner is Owner.NOBODY
-        self.worker_id = worker_id
+        self.worker_id, self.epoch = worker_id, epoch
         self.owner = Owner.ROUTER
 
     def nothing_held(self) -> None:

@@ -203,7 +203,7 @@ class PrefillPool:
         self, peer: PrefillPeer, call: PrefillCall, held: Held, deadline: Deadline
     ) -> PrefillResult:
         assert peer.description is not None
-        held.asked(peer.description.worker_id)
+        held.asked(peer.description.worker_id, peer.description.epoch)
         tracing.event("asked", {"splitwave.prefill_worker": held.worker_id})
         timeout_s = deadline.remaining_s(_now_s())
         peer.calls += 1

@@ -292,6 +292,20 @@ async def test_a_request_that_was_running_where_two_workers_went_is_quarantined(
     assert len(served.prefill.calls) == 2
 
 
+@pytest.mark.parametrize("reason", [Reason.WORKER_LOST, Reason.GROUP_DECERTIFIED])
+async def test_a_worker_that_is_asked_again_before_its_death_is_known_has_died_once(
+    reason: Reason,
+) -> None:
+    served = Served()
+    served.prefill.starts_over = False
+    served.prefill.failures = [failure(reason)] * 2
+
+    await served.run()
+
+    assert served.sink.token_ids == right_tokens(6)
+    assert (len(served.prefill.calls), served.trail.deaths) == (3, 1)
+
+
 async def test_a_group_that_left_its_mode_once_is_no_reason_against_a_request() -> None:
     served = Served()
     served.decodes[0].ends = [(1, failure(Reason.GROUP_DECERTIFIED))]
