@@ -33,7 +33,7 @@ async def test_steps_behind_the_last_answer_are_waited_for_and_counted_apart(
     monkeypatch.setattr(waves, "steps", steps)
     monkeypatch.setattr(waves, "SLEEP_S", 0.0)
 
-    cost = await waves.loaded(engine, 3)  # type: ignore[arg-type]  # it does what is asked of one
+    cost = await waves.loaded(engine, 3)  # type: ignore[arg-type]  # like a client
 
     assert cost == {"steps": 72, "dummy": 16, "dummy_behind": 8}
     assert engine.ran == [0, 1, 0]
