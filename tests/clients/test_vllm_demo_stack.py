@@ -23,7 +23,7 @@ SLOW_S = 540.0
 pytestmark = pytest.mark.timeout(SLOW_S + READY_TIMEOUT_S + 60.0)
 FEW = 8
 """Streams at once: the demo's model is slow."""
-MODEL_DIR = os.environ.get("SPLITWAVE_DEMO_MODEL_DIR", "")
+MODEL_DIR = os.environ.get("SPLITWAVE_TESTS_DEMO_MODEL", "")
 """Where the model is built already; empty: it is built."""
 large = pytest.mark.skipif(not ALL_CLIENTS, reason="NOT RUN: `make clients-all` runs it")
 
