@@ -170,3 +170,10 @@ def test_a_soak_that_was_asked_for_has_a_control_of_a_fifth_at_most(
     scale = with_soak(asked_s)(Scale())
 
     assert (scale.soak_s, scale.soak_control_s) == (soak_s, control_s)
+
+
+@pytest.mark.parametrize(("asked_s", "share"), [(None, 0.2), (120.0, 0.2), (1800.0, 0.1)])
+def test_a_long_soak_of_a_heavy_model_compares_tenths(asked_s: float | None, share: float) -> None:
+    heavy = scale_for(Level.FULL, Device.CPU, weights_bytes=2**30)
+
+    assert with_soak(asked_s)(heavy).drift_share == share

@@ -49,6 +49,8 @@ CHECKS: Mapping[CheckName, Check] = {
 VALID_DAYS = 90
 CONTROL_SHARE = 0.2
 """Of a soak's length that was asked for, the longest that its control takes."""
+LONG_SOAK_S = 300.0
+"""A soak from this length on has steps enough to compare tenths of it, whatever the model."""
 
 Accuracy = Callable[[Subject, Fingerprint, Scale, Say], Awaitable[Result]]
 
@@ -272,6 +274,7 @@ def with_soak(seconds: float | None) -> Callable[[Scale], Scale]:
         if seconds is None:
             return scale
         control_s = min(scale.soak_control_s, CONTROL_SHARE * seconds)
-        return replace(scale, soak_s=seconds, soak_control_s=control_s)
+        share = Scale().drift_share if seconds >= LONG_SOAK_S else scale.drift_share
+        return replace(scale, soak_s=seconds, soak_control_s=control_s, drift_share=share)
 
     return rescale
