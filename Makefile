@@ -7,6 +7,8 @@ TOOLS := $(VENV)/.tools
 TOOLS312 := $(VENV312)/.tools
 SEEDS ?= 200
 ENGINES := tests/e2e tests/chaos tests/clients
+# Minutes of a core each, and nothing in them depends on Python's version.
+ELSEWHERE := */integration/test_bench_* */sim/test_wave_schedules.py
 # Prebuilt code of the model hub is never wanted, and its client must not wait for a network.
 export HF_HUB_OFFLINE := 1
 # Programs of the environment (buf, protoc plugins) are found by name.
@@ -59,7 +61,7 @@ test-py312: ## The tests that need no torch, on Python 3.12, with fewer seeds; s
 .PHONY: run-py312
 run-py312: $(TOOLS312)
 	@$(VENV312)/bin/python -m mypy --cache-dir .mypy_cache/py312
-	@PATH="$(CURDIR)/$(VENV312)/bin:$$PATH" SPLITWAVE_SIM_SEEDS=20 $(VENV312)/bin/python -m pytest tests/test_tidy.py tests/unit tests/contract tests/sim tests/integration
+	@PATH="$(CURDIR)/$(VENV312)/bin:$$PATH" SPLITWAVE_SIM_SEEDS=20 $(VENV312)/bin/python -m pytest $(ELSEWHERE:%=--ignore-glob=%) tests/test_tidy.py tests/unit tests/contract tests/sim tests/integration
 
 e2e: install ## Real vLLM engines on the CPU: equality, cancel, fence.
 	@$(BIN)/python -m pytest tests/e2e
