@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 KILL_WAIT_S = 5.0
+STATUS_WAIT_S = 1.0
+"""How long at most the status of a process that has ended is waited for."""
 LOST_GRACE_S = 0.2
 """Given to the other ranks of a lost group: time to write the end of their logs."""
 REPORTS_WAIT_S = 3.0
@@ -231,13 +233,7 @@ class Processes:
 
     def death(self, who: int | str, process: BaseProcess) -> EngineDied:
         """Describe the end of a process, with the end of its log."""
-        process.join(timeout=1.0)
-        code = process.exitcode
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"exited with status {code}"
-        return self._describe(who, process, how)
+        return self._describe(who, process, _how_it_ended(process))
 
     def _describe(self, who: int | str, process: BaseProcess, how: str) -> EngineDied:
         """Say of a process what has become of it."""
@@ -335,6 +331,23 @@ class Processes:
             if coordinator is not None:
                 coordinator.shutdown(timeout=0)
         self._launch = None
+
+
+def _how_it_ended(process: BaseProcess) -> str:
+    """Say how a process has ended, which its sentinel has told.
+
+    Another thread may be waiting for it in this very moment (vLLM's, or whoever starts a process):
+    then the status is that one's to read, and is here a moment later.
+    """
+    give_up_at_s = time.monotonic() + STATUS_WAIT_S
+    process.join(timeout=STATUS_WAIT_S)
+    while (code := process.exitcode) is None and time.monotonic() < give_up_at_s:
+        time.sleep(0.001)
+    if code is None:
+        return "has ended, and nobody has kept its status"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with status {code}"
 
 
 async def _until_ended(processes: list[BaseProcess], timeout_s: float) -> None:
