@@ -10,6 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BEGUN_WITH = "provenance.json"
 """At the root of a copy that is no checkout: what it is a copy of."""
+NOT_CODE = ":(exclude)bench/results"
+"""Parts that run one after the other write there; no figure depends on it."""
 
 
 def provenance(command: str, *, paths: list[str], packages: list[str]) -> dict[str, object]:
@@ -21,7 +23,7 @@ def provenance(command: str, *, paths: list[str], packages: list[str]) -> dict[s
     return {
         "command": command,
         "git_sha": git("rev-parse", "HEAD"),
-        "git_dirty": bool(git("status", "--porcelain", "--", *paths)),
+        "git_dirty": bool(git("status", "--porcelain", "--", *paths, NOT_CODE)),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in packages},
         "cpu": _cpu_model(),
