@@ -25,7 +25,8 @@ from tests.e2e.live_stack import free_ports
 
 READY_S = 400.0
 STREAMS = 12
-TOKENS = 300
+TOKENS = 900
+"""So many that a quiet machine is not done with them in the grace of a drain, a second."""
 SEATS = 4
 """A rank's: fewer than there are streams, so that they wait for room within the grid."""
 STEPS_AGAIN = 10

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RUN_LIMIT_S = 560
-STREAMS, TOKENS = 12, 300
+STREAMS, TOKENS = 12, 900
 
 pytestmark = pytest.mark.timeout(RUN_LIMIT_S + 40)
 
