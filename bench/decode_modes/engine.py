@@ -4,26 +4,20 @@ An iteration is one forward pass on every rank: of its requests, or a dummy one 
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any  # vLLM's objects are untyped here
 
-from bench.decode_modes.spec import Spec
+from bench.decode_modes.spec import RowSpec, Spec
 from bench.decode_modes.traffic import LENGTHS, PROMPT_TOKENS, Request
 
 BLOCK_STEP_TOKENS = 64
 KV_BYTES_MORE = 256 << 20
 
 
-def arguments(spec: Spec) -> dict[str, Any]:
-    """vLLM's engine arguments of a row."""
-    from vllm.config import KVTransferConfig
-
+def row_arguments(spec: RowSpec) -> dict[str, Any]:
+    """vLLM's engine arguments of any row; what else it has may replace them."""
     from bench.decode_modes.weights import LOAD_FORMAT, BenchWorker
 
-    seats = max(*spec.batches, *spec.ragged, 1)
-    length = PROMPT_TOKENS + max(spec.tokens, LENGTHS[1]) + BLOCK_STEP_TOKENS
-    length += -length % BLOCK_STEP_TOKENS
-    kv_tokens = seats * (length + BLOCK_STEP_TOKENS)
     return {
         "model": spec.model_dir,
         "skip_tokenizer_init": True,
@@ -32,34 +26,46 @@ def arguments(spec: Spec) -> dict[str, Any]:
         "seed": spec.seed,
         "enable_expert_parallel": True,
         "distributed_executor_backend": "uni",
-        "async_scheduling": True,
         "enable_prefix_caching": False,
+        "generation_config": "vllm",
+        "worker_extension_cls": f"{BenchWorker.__module__}.{BenchWorker.__qualname__}",
+    }
+
+
+def arguments(spec: Spec) -> dict[str, Any]:
+    """vLLM's engine arguments of a row."""
+    from vllm.config import KVTransferConfig
+
+    seats = max(*spec.batches, *spec.ragged, 1)
+    length = PROMPT_TOKENS + max(spec.tokens, LENGTHS[1]) + BLOCK_STEP_TOKENS
+    length += -length % BLOCK_STEP_TOKENS
+    kv_tokens = seats * (length + BLOCK_STEP_TOKENS)
+    own = {
+        "async_scheduling": True,
         "max_num_seqs": seats,
         # A step has a token a seat: nothing here ever computes a prompt.
         "max_num_batched_tokens": seats,
         "max_model_len": length,
         "kv_cache_memory_bytes": kv_tokens * spec.kv_token_bytes * 5 // 4 + KV_BYTES_MORE,
-        "generation_config": "vllm",
-        "worker_extension_cls": f"{BenchWorker.__module__}.{BenchWorker.__qualname__}",
         "kv_transfer_config": KVTransferConfig(
             kv_connector="DecodeBenchConnector",
             kv_role="kv_consumer",
             kv_connector_extra_config={"fill_mean": 0.0, "fill_std": 0.0},
         ),
-    } | spec.arguments
+    }
+    return row_arguments(spec) | own | spec.arguments
 
 
 class LockStep:
     """The engine core of one rank, and what its requests have got so far."""
 
-    def __init__(
-        self, spec: Spec, rank: int, make: Callable[[Spec], dict[str, Any]] = arguments
-    ) -> None:
+    def __init__(self, arguments: dict[str, Any], rank: int) -> None:
+        """`arguments` are vLLM's engine arguments."""
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
 
-        self.config = EngineArgs(**make(spec)).create_engine_config()
+        self.config = EngineArgs(**arguments).create_engine_config()
         parallel = self.config.parallel_config
         assert parallel.data_parallel_rank == rank
         self._parallel = type(parallel)

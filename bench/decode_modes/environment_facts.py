@@ -24,7 +24,7 @@ def collect(arguments: Sequence[str], module: str = "bench.decode_modes") -> dic
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "began": time.strftime("%F %T UTC", time.gmtime()),
         "system": platform.release(),
-        "gpus": _gpus(),
+        "gpus": gpus(),
         "variables": {
             name: value
             for name, value in sorted(os.environ.items())
@@ -40,8 +40,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _gpus() -> list[str]:
-    """Names, memory and drivers of the GPUs; empty without any."""
+def gpus() -> list[str]:
+    """Name, memory and driver of each GPU of the machine; empty without any."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)

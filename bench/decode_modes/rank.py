@@ -6,9 +6,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any  # reports are JSON
+from typing import Any, NoReturn, Protocol, TypeVar  # reports are JSON
 
 from bench.decode_modes.spec import Spec, load
 from bench.decode_modes.turn import wait_for_turn
@@ -45,11 +45,11 @@ class Kept:
 
 def work(spec: Spec, rank: int, report: Reports) -> None:
     """Build the engine and run the row."""
-    from bench.decode_modes.engine import LockStep
+    from bench.decode_modes.engine import LockStep, arguments
     from bench.decode_modes.phases import Phases
 
     report({"begins": "engine"})
-    engine = LockStep(spec, rank)
+    engine = LockStep(arguments(spec), rank)
     compilation = engine.config.compilation_config
     report(
         {
@@ -71,17 +71,28 @@ def work(spec: Spec, rank: int, report: Reports) -> None:
     engine.any_rank(False)  # No rank ends while another still needs it.
 
 
-def main() -> None:
+class HasFolder(Protocol):
+    """A row's specification: where its ranks report."""
+
+    @property
+    def out_dir(self) -> str:
+        """That folder."""
+
+
+S = TypeVar("S", bound=HasFolder)
+
+
+def run(load_spec: Callable[[Path], S], work_of: Callable[[S, int, Reports], None]) -> NoReturn:
     """Run one rank. Ends at once: libraries that hang while they are torn down are no finding."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--spec", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
     asked = parser.parse_args()
-    spec = load(asked.spec)
+    spec = load_spec(asked.spec)
     report = Reports(Path(spec.out_dir) / f"rank{asked.rank}.jsonl")
     code = 0
     try:
-        work(spec, asked.rank, report)
+        work_of(spec, asked.rank, report)
     except BaseException as error:  # noqa: BLE001  # whatever it was is the row's result
         traceback.print_exc()
         report({"failed": f"{type(error).__name__}: {error}"[:2000]})
@@ -92,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(load, work)

@@ -14,8 +14,8 @@ PHASES_MORE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """One row: how to build its engines and what to decode with them."""
+class RowSpec:
+    """How to build a row's engines, whatever they are measured at."""
 
     row: str
     model_dir: str
@@ -26,6 +26,17 @@ class Spec:
     kv_token_bytes: int
     """Bytes of KV cache a token, all layers."""
     out_dir: str
+    seed: int = 1
+
+    def save(self, path: Path) -> None:
+        """Write it."""
+        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec(RowSpec):
+    """One row: how to build its engines and what to decode with them."""
+
     batches: list[int]
     warm: int
     timed: int
@@ -33,7 +44,6 @@ class Spec:
     """Sequences of each rank in the ragged batch; empty: none."""
     ragged_s: float
     """Seconds of the random walk; 0: none."""
-    seed: int = 1
     profile: bool = False
     wedge: bool = False
     """Only the first batch, without an end: it waits to be stopped."""
@@ -42,10 +52,6 @@ class Spec:
     def tokens(self) -> int:
         """Tokens of each sequence of a full batch."""
         return self.warm + self.timed + PHASES_MORE
-
-    def save(self, path: Path) -> None:
-        """Write it."""
-        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
 
 
 def load(path: Path) -> Spec:

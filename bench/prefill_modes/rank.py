@@ -1,50 +1,34 @@
 """One rank's process of a row: builds its engine, prefills, reports as JSON lines."""
 
-import argparse
 import os
 import random
 import statistics
-import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any  # reports are JSON
 
-from bench.decode_modes.engine import LockStep
+from bench.decode_modes.engine import BLOCK_STEP_TOKENS, KV_BYTES_MORE, LockStep, row_arguments
 from bench.decode_modes.phases import figures, steps_between
-from bench.decode_modes.rank import Kept, Reports
+from bench.decode_modes.rank import Kept, run
 from bench.decode_modes.traffic import FIRST_ID, RANKS, Request
 from bench.decode_modes.turn import wait_for_turn
 from bench.prefill_modes.spec import PrefillSpec, load, phases
 
 SEATS_MAX = 64
-BLOCK_STEP_TOKENS = 64
-KV_BYTES_MORE = 256 << 20
 
 
 def arguments(spec: PrefillSpec) -> dict[str, Any]:
     """vLLM's engine arguments of a row."""
-    from bench.decode_modes.weights import LOAD_FORMAT, BenchWorker
-
     longest = max(spec.lengths) + BLOCK_STEP_TOKENS
     kv_tokens = 2 * (spec.step_max_tokens + SEATS_MAX * BLOCK_STEP_TOKENS + longest)
-    return {
-        "model": spec.model_dir,
-        "skip_tokenizer_init": True,
-        "dtype": spec.dtype,
-        "load_format": LOAD_FORMAT,
-        "seed": spec.seed,
-        "enable_expert_parallel": True,
-        "distributed_executor_backend": "uni",
-        "enable_prefix_caching": False,
+    own = {
         "max_num_seqs": SEATS_MAX,
         "max_num_batched_tokens": spec.step_max_tokens,
         "max_model_len": longest + -longest % BLOCK_STEP_TOKENS,
         "kv_cache_memory_bytes": kv_tokens * spec.kv_token_bytes + KV_BYTES_MORE,
-        "generation_config": "vllm",
-        "worker_extension_cls": f"{BenchWorker.__module__}.{BenchWorker.__qualname__}",
-    } | spec.arguments
+    }
+    return row_arguments(spec) | own | spec.arguments
 
 
 class Prefills:
@@ -110,7 +94,7 @@ def work(spec: PrefillSpec, rank: int, report: Callable[[Mapping[str, Any]], Non
     """Build the engine and run the row."""
     assert 0 <= rank < RANKS
     report({"begins": "engine"})
-    engine = LockStep(spec, rank, arguments)  # type: ignore[arg-type]  # reads what both specs have
+    engine = LockStep(arguments(spec), rank)
     compilation = engine.config.compilation_config
     report(
         {
@@ -128,25 +112,5 @@ def work(spec: PrefillSpec, rank: int, report: Callable[[Mapping[str, Any]], Non
     engine.any_rank(False)  # No rank ends while another still needs it.
 
 
-def main() -> None:
-    """Run one rank. Ends at once: libraries that hang while they are torn down are no finding."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--spec", type=Path, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    asked = parser.parse_args()
-    spec = load(asked.spec)
-    report = Reports(Path(spec.out_dir) / f"rank{asked.rank}.jsonl")
-    code = 0
-    try:
-        work(spec, asked.rank, report)
-    except BaseException as error:  # noqa: BLE001  # whatever it was is the row's result
-        traceback.print_exc()
-        report({"failed": f"{type(error).__name__}: {error}"[:2000]})
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    main()
+    run(load, work)

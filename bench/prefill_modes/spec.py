@@ -1,34 +1,23 @@
 """What one row's rank processes are told, as a JSON file."""
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.decode_modes.spec import RowSpec
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillSpec:
+class PrefillSpec(RowSpec):
     """One row: how to build its engines and what prompts they get."""
 
-    row: str
-    model_dir: str
-    arguments: dict[str, object]
-    dtype: str
-    vocabulary: int
-    kv_token_bytes: int
-    out_dir: str
     lengths: list[int]
     """Tokens of a prompt."""
     step_max_tokens: int
     """Prompt tokens of one step on each rank."""
     warm: int
     timed: int
-    seed: int = 1
     wedge: bool = False
-
-    def save(self, path: Path) -> None:
-        """Write it."""
-        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
 
 
 def load(path: Path) -> PrefillSpec:

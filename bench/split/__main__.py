@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any  # JSON
 
-from bench.decode_modes.environment_facts import PATH_WORDS, VARIABLES
+from bench.decode_modes.environment_facts import PATH_WORDS, VARIABLES, gpus
 from bench.provenance import provenance
 from bench.split import devices
 from bench.split.cells import Cell, Chosen, Store, wanted
@@ -236,7 +236,7 @@ def facts_of(arguments: Sequence[str]) -> dict[str, Any]:
     found = {name: told for name in PACKAGES if (told := _version(name)) is not None}
     return provenance(command_of(arguments), paths=PATHS, packages=[]) | {
         "packages": found,
-        "gpus": devices.names(),
+        "gpus": gpus(),
         "variables": {
             name: value
             for name, value in sorted(os.environ.items())

@@ -1,23 +1,12 @@
 """Which GPUs there are, and whether they are enough."""
 
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.split.settings import SettingsError, SystemSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-def names() -> list[str]:
-    """Name, memory and driver of each GPU of the machine; empty without any."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 def present(environ: Mapping[str, str] | None = None, dev: Path = Path("/dev")) -> list[str]:
