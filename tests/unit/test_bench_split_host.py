@@ -92,12 +92,12 @@ def test_a_host_that_does_not_end_is_ended_at_its_limit_with_the_cell_it_was_in(
     cells = run_as(
         "if len(cells) == 3:\n    say(begun=cells[0]); time.sleep(300)\n"
         "for cell in cells:\n    say(begun=cell); say(done=cell)\n",
-        limit_s=1.5,
+        limit_s=4.0,
     )
 
-    assert time.monotonic() - began_s < 15.0
+    assert time.monotonic() - began_s < 18.0
     assert cells[FIRST]["status"] == "failed"
-    assert cells[FIRST]["reason"] == "it was ended after its limit of 2 s"
+    assert cells[FIRST]["reason"] == "it was ended after its limit of 4 s"
     assert len([line for line in said if "starts" in line]) == 2, "the rest were run"
 
 
@@ -123,7 +123,7 @@ def test_a_host_that_dies_without_a_word_leaves_the_end_of_its_log(
 def test_a_cell_that_the_budget_cuts_off_is_left_for_another_time(
     run_as: Callable[..., dict[str, Any]],
 ) -> None:
-    assert run_as("say(begun=cells[0]); time.sleep(300)", budget_s=3.6) == {}
+    assert run_as("say(begun=cells[0]); time.sleep(300)", budget_s=8.0) == {}
 
     assert len([line for line in said if "starts" in line]) == 1
 
