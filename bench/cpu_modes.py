@@ -218,7 +218,7 @@ def main() -> int:
     )
     result |= {"settings": {"rounds": ROUNDS, "requests_a_rank": BATCH, "tokens": STEPS}}
     result |= asyncio.run(run(Path(sys.argv[1])))
-    with results:  # Frames that exceptions of an import keep would keep it open, and unwritten.
+    with results:
         print(json.dumps(result, indent=2), file=results)
     return 0
 

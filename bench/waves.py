@@ -231,7 +231,7 @@ def main() -> int:
         "vote_interval_steps": MODES[MODE].vllm_args["dp_sync_interval"],
     }
     result |= asyncio.run(run(Path(sys.argv[1])))
-    with results:  # Frames that exceptions of an import keep would keep it open, and unwritten.
+    with results:
         print(json.dumps(result, indent=2), file=results)
     return 0
 

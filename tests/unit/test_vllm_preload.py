@@ -1,6 +1,7 @@
 """What a start does once, for all processes that are forked from it."""
 
 import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -37,5 +38,20 @@ def test_what_is_imported_is_not_looked_through_for_garbage_any_more() -> None:
 
         assert gc.isenabled()
         assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
+
+
+def test_what_nobody_holds_any_more_is_not_kept_with_it() -> None:
+    class Held:
+        """What a caller's frame may hold, an open file for one."""
+
+    try:
+        with kept_for_good():
+            held = Held()
+            held.itself = held  # type: ignore[attr-defined]  # the cycle that a kept frame makes
+            seen = weakref.ref(held)
+            del held
+        assert seen() is None
     finally:
         gc.unfreeze()

@@ -103,16 +103,18 @@ def _import_all() -> None:
 
 @contextlib.contextmanager
 def kept_for_good() -> Iterator[None]:
-    """Collect no garbage meanwhile, and never look for any among what is there by then.
+    """Collect garbage once, in the end, and never look for any again among what is left.
 
     Imported modules stay; to go through them takes seconds, and a forked process that does so has
-    all their pages copied for it.
+    all their pages copied for it. Once is half a second, and must be: an exception that an import
+    has caught would keep its frames for good, and all that their callers hold.
     """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.collect()
         gc.freeze()
         if was_on:
             gc.enable()
