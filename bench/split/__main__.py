@@ -211,6 +211,8 @@ class Hosted:
     def end(self) -> None:
         """End it and its system: politely, then for certain."""
         self._timer.cancel()
+        if threading.current_thread() is not self._timer:
+            self._timer.join()  # It may be at it: what it ends shall not outlast this call.
         everyone = family(self.process.pid)
         if self.process.poll() is None:
             self.process.terminate()

@@ -6,12 +6,12 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from bench import run
 from bench.provenance import git
 from bench.run import Part, chosen, is_fresh
+from tests.unit.processes import is_gone
 
 QUICK_S = 20.0
 
@@ -62,7 +62,7 @@ def test_a_part_whose_time_is_over_is_stopped_with_what_it_started(
     assert len(said) > 3, "it says how far it is"
     assert said[-1].startswith("some: stopped, its time was over, after ")
     for pid in map(int, told.read_text().split()):
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        assert is_gone(pid)
 
 
 def test_a_part_may_stop_what_it_started_itself_also_if_it_runs_in_the_background(

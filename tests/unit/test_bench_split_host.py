@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any  # results are JSON
 
@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from bench.split import __main__ as command
+from bench.split import programs
 from bench.split.cells import Store
 from bench.split.programs import Place, launch
 from bench.split.settings import Comparison, SettingsError
@@ -23,12 +24,13 @@ from splitwave.core.worker import Role
 from splitwave.engine.sim import SimSettings
 from splitwave.runtime import config
 from splitwave.runtime.worker import make_group_settings
+from tests.unit.processes import is_gone
 
 FAKE = """#!{python}
 import json, pathlib, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 job = json.loads(pathlib.Path(sys.argv[-1]).read_text())
-child = subprocess.Popen(["sleep", "300"])
+child = subprocess.Popen(["sleep", "300"], stdout=subprocess.DEVNULL)
 pathlib.Path(r"{folder}/pids").open("a").write(str(child.pid) + "\\n")
 def say(**fields):
     print(json.dumps(fields), flush=True)
@@ -76,11 +78,6 @@ def run_as(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
     return run
 
 
-def is_gone(pid: int) -> bool:
-    """True also if nobody has asked yet how it ended."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 said: list[str] = []
 FIRST, *OTHERS = (f"split.1024x128.poisson-{rate}" for rate in (2, 4, 8))
 
@@ -126,6 +123,21 @@ def test_a_cell_that_the_budget_cuts_off_is_left_for_another_time(
     assert run_as("say(begun=cells[0]); time.sleep(300)", budget_s=8.0) == {}
 
     assert len([line for line in said if "starts" in line]) == 1
+
+
+def test_nothing_goes_on_before_the_limit_has_ended_the_whole_family(
+    run_as: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(processes: Sequence[psutil.Process]) -> None:
+        kill(processes[:1])  # Now nothing is left to be read.
+        if processes:
+            time.sleep(1.0)
+        kill(processes)
+
+    kill = programs.kill
+    monkeypatch.setattr(command, "kill", slow)
+
+    run_as("say(begun=cells[0]); time.sleep(300)", budget_s=4.0)
 
 
 def test_a_host_that_has_no_time_left_is_not_started_again(
