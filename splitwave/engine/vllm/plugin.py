@@ -55,9 +55,10 @@ def register() -> None:
     if switches.fault(switches.Fault.LONG_STEPS):
         long_steps.install()
     if is_cpu:
-        from splitwave.engine.vllm.cpu import moe, warm
+        from splitwave.engine.vllm.cpu import moe, padding, warm
 
         moe.install()
+        padding.install()
         warm.install()
         return
     jit_caches.separate()

@@ -151,6 +151,11 @@ CPU = (
         "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator",
         "cpu_group device device_group unique_name use_all2all",
     ),
+    _seam(
+        "vllm.v1.worker.dp_utils:_run_ar",
+        "should_ubatch orig_num_tokens_per_ubatch padded_num_tokens_per_ubatch cudagraph_mode "
+        "parallel_config",
+    ),
     _seam("vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model", "self"),
     _seam(
         "vllm.v1.worker.cpu_model_runner:CPUModelRunner._dummy_run",

@@ -56,6 +56,7 @@ PRELOADED_ON_CPU = (
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.attention.backends.cpu_attn",
     "splitwave.engine.vllm.cpu.communicator",
+    "splitwave.engine.vllm.cpu.padding",
 )
 PRELOAD_ENV = {
     "OMP_NUM_THREADS": "1",

@@ -1,20 +1,41 @@
-"""The two collectives of expert parallelism that vLLM's CPU communicator lacks, over gloo.
+"""The two collectives of expert parallelism that vLLM's CPU communicator lacks.
 
 vLLM dispatches tokens to experts by `all_gatherv` and combines by `reduce_scatterv`
-(its AgRsAll2AllManager). Rows per rank differ, gloo's collectives want them equal.
+(its AgRsAll2AllManager). Rows per rank differ. All ranks of a group run on one machine.
 """
 
-import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import Any  # vLLM's arguments
 
 import torch
 import torch.distributed as dist
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
+from splitwave.engine.vllm.cpu.exchange import Exchange
+
 
 class CpuEpCommunicator(CpuCommunicator):
     """CpuCommunicator that gathers and scatters uneven numbers of rows."""
+
+    exchange: Exchange | None = None
+    """Of groups whose ranks are of data parallelism."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        if self.world_size > 1 and self.unique_name.startswith(("dp", "ep")):
+            self.exchange = Exchange(self.rank_in_group, self._share)
+
+    def _share(self, word: str) -> list[str]:
+        words = [""] * self.world_size
+        dist.all_gather_object(words, word, group=self.cpu_group)
+        return words
+
+    def destroy(self) -> None:
+        """Give up the connections too."""
+        super().destroy()
+        if self.exchange is not None:
+            self.exchange.close()
 
     def all_gatherv(
         self,
@@ -24,7 +45,7 @@ class CpuEpCommunicator(CpuCommunicator):
     ) -> torch.Tensor | list[torch.Tensor]:
         """Concatenate the rows of all ranks, in rank order; `sizes` are rows per rank.
 
-        Several tensors of equal row count travel as one: their rows are packed as bytes.
+        Several tensors of equal row count travel as one message.
         """
         assert dim == 0
         parts = [input_] if isinstance(input_, torch.Tensor) else list(input_)
@@ -32,28 +53,15 @@ class CpuEpCommunicator(CpuCommunicator):
         sizes = sizes or [row_count] * self.world_size
         assert len(sizes) == self.world_size
         assert sizes[self.rank_in_group] == row_count
-        packed = torch.cat([_rows_as_bytes(part) for part in parts], dim=1)
-        gathered = self._gather_padded(packed, sizes)
-        widths = [_row_bytes(part) for part in parts]
-        starts = accumulate(widths[:-1], initial=0)
-        whole = [
-            gathered[:, start : start + width]
-            .contiguous()
-            .view(part.dtype)
-            .view((sum(sizes), *part.shape[1:]))
-            for part, start, width in zip(parts, starts, widths, strict=True)
-        ]
+        own = [_bytes_of(part.contiguous()) for part in parts]
+        whole = [part.new_empty((sum(sizes), *part.shape[1:])) for part in parts]
+        places = list(pairwise(accumulate(sizes, initial=0)))
+        received = [[_bytes_of(part[begin:end]) for part in whole] for begin, end in places]
+        self._exchange([own] * self.world_size, received)
+        begin, end = places[self.rank_in_group]
+        for part, all_rows in zip(parts, whole, strict=True):
+            all_rows[begin:end] = part
         return whole[0] if isinstance(input_, torch.Tensor) else whole
-
-    def _gather_padded(self, rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Gather byte rows of unequal count by padding each rank's to the largest."""
-        most = max(sizes)
-        sent = rows.new_zeros((most, rows.shape[1]))
-        sent[: rows.shape[0]] = rows
-        received = rows.new_empty((self.world_size * most, rows.shape[1]))
-        dist.all_gather_single(received, sent, group=self.device_group)
-        by_rank = received.view(self.world_size, most, -1)
-        return torch.cat([by_rank[rank, :size] for rank, size in enumerate(sizes)])
 
     def reduce_scatterv(
         self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
@@ -66,19 +74,21 @@ class CpuEpCommunicator(CpuCommunicator):
         rows = input_.movedim(dim, 0).contiguous()
         sizes = sizes or [rows.shape[0] // self.world_size] * self.world_size
         assert rows.shape[0] == sum(sizes)
-        own = sizes[self.rank_in_group]
-        received = rows.new_empty((self.world_size * own, *rows.shape[1:]))
-        dist.all_to_all_single(
-            received, rows, [own] * self.world_size, list(sizes), group=self.device_group
-        )
-        by_rank = received.view((self.world_size, own, *rows.shape[1:]))
-        return by_rank.float().sum(0).to(rows.dtype).movedim(0, dim).contiguous()
+        by_rank = rows.new_empty((self.world_size, sizes[self.rank_in_group], *rows.shape[1:]))
+        places = list(pairwise(accumulate(sizes, initial=0)))
+        sent = [[_bytes_of(rows[begin:end])] for begin, end in places]
+        self._exchange(sent, [[_bytes_of(part)] for part in by_rank])
+        begin, end = places[self.rank_in_group]
+        by_rank[self.rank_in_group] = rows[begin:end]
+        return by_rank.sum(0, dtype=torch.float32).to(rows.dtype).movedim(0, dim).contiguous()
+
+    def _exchange(
+        self, sent: Sequence[Sequence[memoryview]], received: Sequence[Sequence[memoryview]]
+    ) -> None:
+        assert self.exchange is not None, f"{self.unique_name} has no ranks of data parallelism"
+        self.exchange.all_to_all(sent, received)
 
 
-def _row_bytes(tensor: torch.Tensor) -> int:
-    return math.prod(tensor.shape[1:]) * tensor.element_size()
-
-
-def _rows_as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Shape [rows, bytes a row]; also of no rows at all."""
-    return tensor.contiguous().view(torch.uint8).view(tensor.shape[0], _row_bytes(tensor))
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor, also of no rows at all."""
+    return tensor.view(torch.uint8).numpy().data.cast("B") if tensor.numel() else memoryview(b"")
