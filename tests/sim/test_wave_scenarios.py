@@ -110,12 +110,15 @@ def test_a_rank_left_behind_in_an_ended_wave_is_not_woken_alone_for_ever() -> No
     assert broken_by(LEFT_BEHIND, MUTANTS["excludes_nobody"].make).startswith("W2")
 
 
-@pytest.mark.parametrize("seed", [15_451, 298_763])
+@pytest.mark.parametrize("seed", [15_451, 298_763, 531_832])
 def test_a_seed_that_once_broke_an_invariant_breaks_none(seed: int) -> None:
     """15451: no word of a wave's end arrived, and a replaced rank was woken in that wave.
 
     298763: while the coordinator was stopped the one rank was lost that had been in the group's
     wave, and a new one stepped in the wave before, for a request that had asked for no other.
+
+    531832: while it was stopped the group was started anew, and two new ranks stepped in the old
+    group's wave, two before the one that the coordinator then gave the new group.
     """
     assert broken_by(draw(seed)) == ""
 

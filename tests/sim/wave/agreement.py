@@ -16,9 +16,10 @@ class Agreement:
     All are at the same step, or they would vote apart. None is more than one wave
     behind, once it has stepped in the group's wave; new ones start at wave 0. That is the
     latest wave that any rank has stepped in, even one that is replaced by now: a coordinator
-    that is stopped knows an earlier one, and so does who asks it. Nobody stays behind: not
-    for longer than the bound in one wave, nor for many waves, since each start mends at
-    least one rank.
+    that is stopped knows an earlier one, and so does who asks it. Until the coordinator knows
+    of a new group that group has no wave, whatever its front-ends make it step in. Nobody
+    stays behind: not for longer than the bound in one wave, nor for many waves, since each
+    start mends at least one rank.
     """
 
     def __init__(self, world: "World") -> None:
@@ -43,18 +44,24 @@ class Agreement:
                 return
         self.uneven_waves = 0
         self.uneven_since_us = None
-        if top >= self.world.host.core.wave and top >= self.latest:
-            self.latest = top
+        if self.leads(top):
             for rank in ranks:
                 rank.fresh = False
+
+    def leads(self, top: int) -> bool:
+        """Note a wave that is stepped in; true if it is the group's."""
+        core = self.world.host.core
+        is_known = core.epoch == self.world.group.epoch
+        yes = is_known and top >= core.wave and top >= self.latest
+        self.latest = max(self.latest, top)
+        return yes
 
     def uneven(self, ranks: Sequence["Rank"]) -> None:
         """Some rank is behind: by how much, and for how long?"""
         world = self.world
         waves = [rank.wave for rank in ranks]
         top = max(waves)
-        leads = top >= world.host.core.wave and top >= self.latest
-        self.latest = max(self.latest, top)
+        leads = self.leads(top)
         for rank in ranks:
             if rank.wave == top and leads:
                 rank.fresh = False

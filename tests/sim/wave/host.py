@@ -29,6 +29,7 @@ class Coordinator(Protocol):
 
     state: GroupState
     wave: int
+    epoch: int
 
     @property
     def ranks(self) -> int: ...
