@@ -1,7 +1,6 @@
 """`splitwave certificate keygen|show|verify|diff`: keys and certificates, offline."""
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +9,17 @@ from pathlib import Path
 from services.cli.certificate_text import described, differing
 from splitwave.certify.keys import BadKey, SigningKey, load_trust_store
 from splitwave.certify.store import SUFFIX, read_file
-from splitwave.core.certificate import CertificateRefused, SignedCertificate, proves
+from splitwave.core.certificate import (
+    BYTES_MAX,
+    CertificateRefused,
+    Refusal,
+    RefusalKind,
+    SignedCertificate,
+    proves,
+)
 from splitwave.core.evidence import Level
 from splitwave.core.fingerprint import Fingerprint
+from splitwave.core.strict_json import Fields, JsonError, parse
 
 EXIT_REFUSED = 3
 """As of a worker that does not serve for want of a certificate."""
@@ -62,7 +69,7 @@ def _keygen(arguments: argparse.Namespace) -> int:
     public_path = key.save(arguments.path)
     print(f"key {key.public.key_id}")
     print(f"private: {arguments.path}  (keep it where certificates are made, and nowhere else)")
-    print(f"public:  {public_path}  (copy it into the trust directory of workers and routers)")
+    print(f"public:  {public_path}  (copy it into the trust directory of each worker)")
     return 0
 
 
@@ -106,15 +113,26 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> SignedCertificate | Fingerprint:
-    """A certificate, or a fingerprint as a plain JSON object of names and values."""
+    """A certificate, or a fingerprint as a plain JSON object of names and values.
+
+    Raises CertificateRefused, which names what is wrong with either.
+    """
     if not path.name.endswith(SUFFIX):
         try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+            found = parse(path.read_bytes(), bytes_max=BYTES_MAX)
+        except (OSError, JsonError):
             found = None
         if isinstance(found, dict) and "certificate" not in found:
-            return Fingerprint(found)
+            return _read_fingerprint(path, found)
     return read_file(path)
+
+
+def _read_fingerprint(path: Path, found: dict[str, object]) -> Fingerprint:
+    try:
+        return Fingerprint(Fields({"fingerprint": found}, "").scalars("fingerprint"))
+    except ValueError as error:  # JsonError among them
+        words = f"{path}: is neither a certificate nor a fingerprint: {error}"
+        raise CertificateRefused(Refusal(RefusalKind.MALFORMED, "fingerprint", words)) from None
 
 
 _RUN: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -53,7 +53,10 @@ def _evidence(item: Evidence) -> str:
 
 
 def _time(at_s: int) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    try:
+        return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (OSError, OverflowError, ValueError):  # A file that nobody has judged may say anything.
+        return f"{at_s} s since 1970"
 
 
 def differing(

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitwave.certify.keys import SigningKey, load_signing_key
+from splitwave.certify.keys import BadKey, SigningKey, load_signing_key, make_directory
 from splitwave.certify.store import SUFFIX
 
 KEY_NAME = "machine.key"
@@ -36,13 +36,15 @@ class Machine:
         if self.key.exists():
             key = load_signing_key(self.key)
         else:
-            self.key.parent.mkdir(parents=True, exist_ok=True)
             key = SigningKey.generate()
             key.save(self.key)
         public = self.trust / f"{key.public.key_id}.pem"
         if not public.exists():
-            self.trust.mkdir(parents=True, exist_ok=True)
-            public.write_bytes(key.public.to_pem())
+            make_directory(self.trust)
+            try:
+                public.write_bytes(key.public.to_pem())
+            except OSError as error:
+                raise BadKey(f"{public} cannot be written: {error.strerror}") from None
         return key
 
     def has_certificates(self) -> bool:

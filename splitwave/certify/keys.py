@@ -79,20 +79,33 @@ class SigningKey:
     def save(self, path: Path) -> Path:
         """Write the private key, readable by its owner alone, and its public half beside it.
 
-        Returns the public key's path. Raises BadKey if either exists: a key is never overwritten.
+        Returns the public key's path. Raises BadKey if either exists, since a key is never
+        overwritten, and where neither can be written: no half of a pair is left then.
         """
+        if not path.name:
+            raise BadKey(f"{str(path)!r} names no file; give the one to write, as keys/release.pem")
         pem = self._private.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
         public_path = path.with_name(path.name.removesuffix(".pem") + PUBLIC_SUFFIX)
-        if public_path.exists():
-            raise BadKey(f"{public_path} exists; a key is never overwritten, choose another name")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         _write_new(path, pem, mode=0o600)
-        _write_new(public_path, self.public.to_pem(), mode=0o644)
+        try:
+            _write_new(public_path, self.public.to_pem(), mode=0o644)
+        except BadKey:
+            path.unlink()  # With no public half it signs what nobody can check.
+            raise
         return public_path
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory for keys if it is not there. Raises BadKey where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadKey(f"{path} cannot be made a directory: {error.strerror}") from None
 
 
 def _write_new(path: Path, data: bytes, *, mode: int) -> None:
@@ -100,8 +113,14 @@ def _write_new(path: Path, data: bytes, *, mode: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
         raise BadKey(f"{path} exists; a key is never overwritten, choose another name") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+    except OSError as error:
+        raise BadKey(f"{path} cannot be written: {error.strerror}") from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        path.unlink()
+        raise BadKey(f"{path} cannot be written: {error.strerror}") from None
 
 
 def load_signing_key(path: Path) -> SigningKey:

@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 Scalar = str | int | float | bool | None
+WHOLE_MAX = 2**63
+"""Whole numbers stay below this on both sides of 0: what is larger no other reader holds."""
 
 
 class JsonError(ValueError):
@@ -20,7 +22,8 @@ def canonical(value: object) -> bytes:
 
 
 def parse(data: bytes, *, bytes_max: int) -> object:
-    """Read JSON; JsonError for a repeated key, NaN, bad UTF-8, half a character or too many bytes.
+    """Read JSON; JsonError for a repeated key, NaN, a number that is too large, bad UTF-8, half a
+    character or too many bytes.
 
     Every text of what it returns can be written as UTF-8.
     """
@@ -29,7 +32,7 @@ def parse(data: bytes, *, bytes_max: int) -> object:
     try:
         found: object = json.loads(
             data.decode(), object_pairs_hook=_unrepeated, parse_constant=_no_constant,
-            parse_float=_finite,
+            parse_float=_finite, parse_int=_whole,
         )  # fmt: skip
         if b"\\u" in data:  # Half of a surrogate pair can be escaped; written out it is no UTF-8.
             canonical(found)
@@ -59,6 +62,12 @@ def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise JsonError(f"has {text}, which is too large for a number")
+    return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > len(str(-WHOLE_MAX)) or not -WHOLE_MAX < (number := int(text)) < WHOLE_MAX:
+        raise JsonError(f"has {text[:24]}..., which is too large for a whole number")
     return number
 
 

@@ -72,6 +72,39 @@ def test_no_key_is_overwritten(tmp_path: Path, taken: str) -> None:
     assert (tmp_path / taken).read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("file/key.pem", "file cannot be made a directory"),
+        ("file/deeper/key.pem", "deeper cannot be made a directory"),
+        (f"{'k' * 300}.pem", "cannot be written"),
+    ],
+)
+def test_a_key_that_cannot_be_written_is_told_and_leaves_nothing(
+    tmp_path: Path, where: str, words: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+
+    with pytest.raises(BadKey, match=words):
+        SigningKey.generate().save(tmp_path / where)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_no_private_key_is_left_without_its_public_half(tmp_path: Path) -> None:
+    name = f"{'k' * 249}.pem"  # Its public half's name is too long for a file.
+
+    with pytest.raises(BadKey, match="cannot be"):
+        SigningKey.generate().save(tmp_path / name)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_needs_a_name() -> None:
+    with pytest.raises(BadKey, match="names no file"):
+        SigningKey.generate().save(Path())
+
+
 def pem_of_a_curve_that_is_not_ours() -> tuple[bytes, bytes]:
     private = ec.generate_private_key(ec.SECP256R1())
     return (

@@ -37,6 +37,24 @@ def test_keygen_makes_a_pair_and_says_where_each_half_belongs(tmp_path: Path, ca
     assert "never overwritten" in capsys.readouterr().err
 
 
+def test_keygen_that_cannot_write_says_so(tmp_path: Path, capsys: Out) -> None:
+    (tmp_path / "file").write_text("")
+
+    assert main(["certificate", "keygen", str(tmp_path / "file" / "key.pem")]) == 1
+    assert "certificate keygen: " in (said := capsys.readouterr().err)
+    assert "cannot be made a directory" in said
+
+
+def test_show_tells_times_that_no_calendar_has(tmp_path: Path, capsys: Out) -> None:
+    path = write_file(signed(), tmp_path)
+    file = json.loads(path.read_bytes())
+    file["certificate"]["expires_at_s"] = 2**62
+    path.write_text(json.dumps(file))
+
+    assert main(["certificate", "show", str(path)]) == 0
+    assert f"to {2**62} s since 1970" in capsys.readouterr().out
+
+
 def test_show_tells_all_without_judging(tmp_path: Path, capsys: Out) -> None:
     path = write_file(signed(expires_at_s=NOW_S - 1), tmp_path)
 
@@ -106,6 +124,29 @@ def test_diff_takes_a_bare_fingerprint_too(tmp_path: Path, capsys: Out) -> None:
         "env.NCCL_ODD_NEW_ONE: '1' | '2'",
         "env.UCX_TLS: not there | 'tcp'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"foo": 1}', "neither a certificate nor a fingerprint: fingerprint: foo is in none of"),
+        ('{"vllm.a": [1]}', "neither a certificate nor a fingerprint: fingerprint.vllm.a: is no"),
+        ('{"a":' * 100_000, "is not JSON"),
+        ('{"vllm.a": 1, "vllm.a": 2}', "'vllm.a' twice"),
+        ("[1]", "is no object"),
+    ],
+)
+def test_diff_says_of_a_file_that_is_neither_what_is_wrong_with_it(
+    tmp_path: Path, capsys: Out, text: str, words: str
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(text)
+
+    assert main(["certificate", "diff", str(write_file(signed(), tmp_path)), str(other)]) == 1
+
+    said = capsys.readouterr().err
+    assert words in said
+    assert str(other) in said
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: Out) -> None:

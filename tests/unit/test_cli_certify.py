@@ -21,7 +21,7 @@ from services.cli.up import plan_of
 from services.decode.config import DecodeConfig
 from services.prefill.config import PrefillConfig
 from splitwave.certify.battery.__main__ import read_order
-from splitwave.certify.keys import load_trust_store
+from splitwave.certify.keys import BadKey, load_trust_store
 from splitwave.core.evidence import Level
 from splitwave.core.worker import Role
 from splitwave.demo_model import DemoModelOptions, Variant, build
@@ -239,6 +239,25 @@ def test_a_machine_makes_its_key_once_and_trusts_it(home: Path) -> None:
     assert first.public.key_id == second.public.key_id
     assert load_trust_store(machine.trust)(first.public.key_id) is not None
     assert os.stat(machine.key).st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("taken", ["keys", "trust"])
+def test_a_home_that_cannot_hold_keys_is_told(home: Path, taken: str) -> None:
+    home.mkdir(parents=True)
+    (home / taken).write_text("a file")
+
+    with pytest.raises(BadKey, match=f"{taken} cannot be made a directory"):
+        Machine(home).make_key()
+
+
+def test_a_public_key_that_cannot_be_written_is_told(home: Path) -> None:
+    key = Machine(home).make_key().public.key_id
+    file = Machine(home).trust / f"{key}.pem"
+    file.unlink()
+    file.symlink_to(home / "no" / "such")
+
+    with pytest.raises(BadKey, match="cannot be written"):
+        Machine(home).make_key()
 
 
 def plan(tmp_path: Path, *, with_certificates: bool = True) -> Plan:

@@ -346,6 +346,8 @@ def test_a_file_that_is_no_certificate_says_where(edit: Any, words: str) -> None
         (b'{"signature":"","signature":""}', "'signature' twice"),
         (b'{"signature":NaN}', "NaN"),
         (b'{"signature":1e999}', "too large"),
+        (b'{"signature":9223372036854775808}', "too large"),
+        (b'{"signature":-1' + b"0" * 5000 + b"}", "too large"),
         (b'{"signature":"\\ud800"}', "half of a surrogate pair"),
         (b'{"\\uDfff":[{}]}', "half of a surrogate pair"),
         (b'{"\\ud83d\\ude00":1}', "certificate: is missing"),
