@@ -1,12 +1,16 @@
 """Counting steps by kind, and prompt tokens that were computed."""
 
 from types import SimpleNamespace
+from typing import Any  # vLLM's objects are untyped here
 
 import pytest
 import torch
+from vllm import forward_context
 from vllm.config import CUDAGraphMode
+from vllm.v1.worker.gpu_worker import Worker
 
 from splitwave.core.mode import StepKind
+from splitwave.engine.vllm import steps, violations
 from splitwave.engine.vllm.steps import (
     StepCounter,
     is_without_batch,
@@ -196,3 +200,43 @@ def test_compiled_code_that_was_not_warmed_up_is_of_no_modes_kind(
 
     assert sized_kind(kind, SimpleNamespace(batch_descriptor=batch), sizes) == counted
     assert (counted in set(StepKind)) == (counted != "compiled_unwarmed")
+
+
+def _installed_on(monkeypatch: pytest.MonkeyPatch, worker: Any) -> None:
+    """Have what `steps.install` changes restored after the test, and let it install."""
+    for name in ("execute_model", "execute_dummy_batch", "compile_or_warm_up_model"):
+        monkeypatch.setattr(worker, name, getattr(worker, name))
+    for name in ("splitwave_steps", "splitwave_installed"):
+        monkeypatch.setattr(worker, name, None, raising=False)
+    monkeypatch.setattr(
+        forward_context, "create_forward_context", forward_context.create_forward_context
+    )
+
+
+def test_what_a_worker_runs_to_warm_up_is_no_step_and_no_violation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = violations.Record({"SPLITWAVE_MODE": "decode_graph_ht"})
+    monkeypatch.setattr(violations, "record", lambda: record)
+    monkeypatch.setattr(steps, "_counter", counter := StepCounter())
+    plan = scheduled({"a": 2}, new={"a": (2, 0)})
+    plan.total_num_scheduled_tokens = 2
+    plan.scheduled_cached_reqs = SimpleNamespace(req_ids=[], num_computed_tokens=[])
+
+    _installed_on(monkeypatch, Worker)
+    Worker.execute_model = lambda _worker, _plan: counter.saw_forward("eager")
+    Worker.compile_or_warm_up_model = lambda worker: worker.execute_model(plan) or "times"
+    steps.install()
+
+    worker: Any = SimpleNamespace(
+        vllm_config=SimpleNamespace(kv_transfer_config=None),
+        model_runner=SimpleNamespace(requests={}),
+        execute_model=lambda plan: Worker.execute_model(worker, plan),
+    )
+    assert Worker.compile_or_warm_up_model(worker) == "times"
+    assert counter.report() == StepCounter().report()
+    assert not record.take()
+
+    worker.execute_model(plan)
+    assert counter.report()["steps_by_kind"] == {"eager": 1}
+    assert [found["kind"] for found in record.take()] == ["eager"]

@@ -127,6 +127,7 @@ WAVES = (
 STEPS = (
     _seam("vllm.v1.worker.gpu_worker:Worker.execute_model", "self scheduler_output"),
     _seam("vllm.v1.worker.gpu_worker:Worker.execute_dummy_batch", "self"),
+    _seam("vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model", "self"),
     _seam(
         "vllm.forward_context:create_forward_context",
         "attn_metadata vllm_config dp_metadata cudagraph_runtime_mode batch_descriptor "

@@ -32,6 +32,8 @@ class StepCounter:
         """The same with each step as wide as the widest rank's, dummy steps included."""
         self.sizes: Collection[int] | None = None
         """Compiled decode: tokens of a step that were warmed up; None: any."""
+        self.warming = False
+        """The worker warms up: vLLM runs prompts of its own through the worker then, on GPUs."""
         self._kind: str | None = None
         self._width_tokens = 0
         self._prompt_left: dict[str, int] = {}
@@ -178,6 +180,7 @@ def install() -> None:
     forward_context.create_forward_context = _observed(forward_context.create_forward_context)
     Worker.execute_model = _counted(Worker.execute_model)
     Worker.execute_dummy_batch = _counted_dummy(Worker.execute_dummy_batch)
+    Worker.compile_or_warm_up_model = _uncounted(Worker.compile_or_warm_up_model)
     Worker.splitwave_steps = lambda _worker: _counter.report()
     if not current_platform.is_cpu():
         from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
@@ -218,6 +221,8 @@ def _replayed(replay: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 def _counted(execute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @functools.wraps(execute)
     def executed(self: Any, scheduler_output: Any) -> Any:  # vLLM's Worker and what it returns
+        if _counter.warming:
+            return execute(self, scheduler_output)
         _counter.begin()
         tokens = scheduler_output.total_num_scheduled_tokens
         planted().begin(tokens)
@@ -233,6 +238,21 @@ def _counted(execute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return result
 
     return executed
+
+
+def _uncounted(warm_up: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Before graphs are captured, prompts and decode steps of the warm-up run eagerly: no pool's
+    work, so no violation of its mode either."""
+
+    @functools.wraps(warm_up)
+    def warmed(self: Any) -> Any:  # vLLM's Worker and what it returns
+        _counter.warming = True
+        try:
+            return warm_up(self)
+        finally:
+            _counter.warming = False
+
+    return warmed
 
 
 def _counted_dummy(execute: Callable[[Any], None]) -> Callable[[Any], None]:
