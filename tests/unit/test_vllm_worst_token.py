@@ -283,13 +283,19 @@ def test_legacy_poison_spares_rows_that_an_expert_is_asked_for(
     assert (ids[3:] == -1).all()
 
 
-def test_a_mark_moves_the_count_that_reports_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def marks_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters of a device that is the CPU."""
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda size, **more: zeros(size, dtype=more["dtype"]))
     side = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
     for name in ("device", "stream"):
         monkeypatch.setattr(torch.cuda, name, lambda _which: nullcontext())
+
+
+@pytest.mark.usefixtures("marks_here")
+def test_a_mark_moves_the_count_that_reports_name() -> None:
     marks = DeviceMarks("a device")
 
     marks.mark("dispatch")
@@ -300,3 +306,12 @@ def test_a_mark_moves_the_count_that_reports_name(monkeypatch: pytest.MonkeyPatc
     assert ended_counts(marks.read()) == {
         ("dispatch", 0): 1, ("combine", 0): 0, ("dispatch", 1): 1, ("combine", 1): 2,
     }  # fmt: skip
+
+
+@pytest.mark.usefixtures("marks_here")
+def test_counts_made_in_inference_mode_can_be_read_outside_it() -> None:
+    with torch.inference_mode():  # So vLLM measures what graphs take; the watch's thread reads.
+        marks = DeviceMarks("a device")
+        marks.mark("dispatch")
+
+    assert ended_counts(marks.read())["dispatch", 0] == 1

@@ -13,9 +13,12 @@ class DeviceMarks:
 
         self._torch = torch
         size = len(KINDS) * MICROBATCHES_MAX
-        self._counts = torch.zeros(size, dtype=torch.int64, device=device)
-        self._cells = [self._counts[i : i + 1] for i in range(size)]
-        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=True)
+        # vLLM may measure its graphs' memory in inference mode, whose tensors no other thread
+        # may write: reading would fail, and a rank whose counts stand still ends as wedged.
+        with torch.inference_mode(False):
+            self._counts = torch.zeros(size, dtype=torch.int64, device=device)
+            self._cells = [self._counts[i : i + 1] for i in range(size)]
+            self._host = torch.zeros(size, dtype=torch.int64, pin_memory=True)
         # A stream of its own: a copy queued behind a stuck kernel would never run.
         self._side = torch.cuda.Stream(device=device)
         self._device = device
