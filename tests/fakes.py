@@ -298,7 +298,7 @@ class FakeFleet:
         task.add_done_callback(self.releases.discard)
 
     async def prefill(
-        self, call: PrefillCall, held: Held, deadline: Deadline, avoid: frozenset[str]
+        self, call: PrefillCall, held: Held, deadline: Deadline, avoid: set[str]
     ) -> PrefillResult:
         return await self.prefill_worker.prefill(call, held)
 

@@ -100,6 +100,10 @@ class NoAnswer(ServingError):
         super().__init__(Reason.WORKER_LOST, message)
 
 
+class Unreached(NoAnswer):
+    """A worker could not be reached: it never had the call, so its end is not that one's doing."""
+
+
 @dataclass(slots=True)
 class Trail:
     """What the attempts of one request have come to. Times are seconds."""
@@ -111,7 +115,7 @@ class Trail:
     """True while a worker has the request, so that its death, or its step outside the mode, may be
     the request's doing."""
     avoid_prefill: set[str] = field(default_factory=set)
-    """Prefill workers that were lost with it."""
+    """Prefill workers that were lost with it, or could not be reached."""
     grant_wait_s: float = 0.0
     prefill_s: float = 0.0
     handoff_s: float = 0.0

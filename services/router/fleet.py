@@ -152,9 +152,9 @@ class WorkerFleet:
         return Held(handoff_id, self.releases.start)
 
     async def prefill(
-        self, call: PrefillCall, held: Held, deadline: Deadline, avoid: frozenset[str]
+        self, call: PrefillCall, held: Held, deadline: Deadline, avoid: set[str]
     ) -> PrefillResult:
-        """Place and compute a prompt; workers that take no more are passed over."""
+        """Place and compute a prompt; see `generate.Fleet`."""
         return await self.prefill_pool.prefill(call, held, deadline, avoid)
 
     def spend_resume(self) -> None:

@@ -135,9 +135,13 @@ class Fleet(Protocol):
         """Own a handoff until decode has accepted it; released in the background otherwise."""
 
     async def prefill(
-        self, call: PrefillCall, held: Held, deadline: Deadline, avoid: frozenset[str]
+        self, call: PrefillCall, held: Held, deadline: Deadline, avoid: set[str]
     ) -> PrefillResult:
-        """Place and compute a prompt; workers that take no more are passed over."""
+        """Place and compute a prompt; workers that take no more are passed over.
+
+        `avoid`: workers that get it only where there is no other. Those that could not be
+        reached are added, and passed over too.
+        """
 
     def spend_resume(self) -> None:
         """Take one attempt from the budget, or raise RESUME_BUDGET_EXHAUSTED."""
@@ -259,7 +263,7 @@ async def _first_token(
                 _prefill_call(step, held, kv_layout),
                 held,
                 step.share(PREFILL_SHARE),
-                frozenset(step.trail.avoid_prefill),
+                step.trail.avoid_prefill,
             )
             tracing.link(result.waves)
     except ServingError as error:

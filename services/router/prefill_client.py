@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.router import tracing
 from services.router.absence import absence
-from services.router.attempts import NoAnswer
+from services.router.attempts import NoAnswer, Unreached
 from services.router.backoff import Backoff
+from services.router.first_end import first_end
 from services.router.grants import POOL_WAIT_LOST_S, POOL_WAIT_S
 from services.router.held import Held
 from services.router.line import Line
@@ -42,7 +43,7 @@ class PrefillTransport(Protocol):
         """The group's epoch and its load, at once and then on change."""
 
     async def prefill(self, call: PrefillCall, timeout_s: float) -> PrefillResult:
-        """Compute one prompt. Cancelling it cancels the call."""
+        """Compute one prompt. Cancelling it cancels the call. Unreached: it was not sent."""
 
     async def release(self, handoff_id: str, timeout_s: float) -> None:
         """End a handoff that nobody will pull."""
@@ -63,6 +64,8 @@ class PrefillPeer:
         """True once the worker is no longer listed: nothing new goes there."""
         self.calls = 0
         """Prompts whose answers are awaited."""
+        self._doubted = asyncio.Event()
+        """Set from a call's loss until it is asked anew what it is."""
 
     @property
     def reachable(self) -> bool:
@@ -93,8 +96,10 @@ class PrefillPeer:
         """Follow the worker for ever, through its restarts."""
         backoff = Backoff()
         while True:
+            self._doubted.clear()
+            following = self._follow(router_id, pool, backoff)
             try:
-                await self._follow(router_id, pool, backoff)
+                await first_end(following, self._until_doubted(), ended=lambda: False)
             except ServingError as error:
                 _log.debug("%s: %r", self.address, error)
                 if error.reason is Reason.INTERNAL:
@@ -107,13 +112,25 @@ class PrefillPeer:
             self.queue = None
             await backoff.wait()
 
+    def doubt(self, seen: PrefillQueue | None) -> None:
+        """A call was lost: until it has answered anew, nobody goes where that one went.
+
+        `seen`: the queue in which that call was placed; of a later life it says nothing.
+        """
+        if seen is not None and self.queue is seen:
+            self.queue = None
+            self._doubted.set()
+
+    async def _until_doubted(self) -> None:
+        await self._doubted.wait()
+
     async def _follow(self, router_id: str, pool: "PrefillPool", backoff: Backoff) -> None:
         description = await self.transport.describe(DESCRIBE_TIMEOUT_S)
         if description.role is not Role.PREFILL:
             raise ServingError(Reason.INTERNAL, f"{self.address} is no prefill worker")
         async for epoch, load in self.transport.watch(router_id):
-            if epoch != description.epoch:
-                return  # Another life of the group: ask anew what it is.
+            if epoch != description.epoch or self._doubted.is_set():
+                return  # Another life of the group, or perhaps none: ask anew what it is.
             backoff.reset()
             self._observe(description, load)
             pool.changed()
@@ -131,8 +148,8 @@ class _Wish:
     """A prompt that wants a place."""
 
     call: PrefillCall
-    avoid: frozenset[str]
-    """Not these workers if there are others."""
+    avoid: Set[str]
+    """Not these workers if there are others, full or not."""
     placed: "asyncio.Future[PrefillPeer]"
     passed: dict[str, ServingError] = field(default_factory=dict)
     """Not these workers: they refused it."""
@@ -170,9 +187,9 @@ class PrefillPool:
         return len(self._waiting)
 
     async def prefill(
-        self, call: PrefillCall, held: Held, deadline: Deadline, avoid: frozenset[str]
+        self, call: PrefillCall, held: Held, deadline: Deadline, avoid: set[str]
     ) -> PrefillResult:
-        """Place and compute a prompt. A worker that takes no more is passed over for the next."""
+        """Place and compute a prompt; see `generate.Fleet`."""
         passed: dict[str, ServingError] = {}
         while True:
             placed = asyncio.get_running_loop().create_future()
@@ -180,8 +197,10 @@ class PrefillPool:
             try:
                 return await self._call(peer, call, held, deadline)
             except ServingError as error:
-                if error.reason not in (Reason.OVERLOADED, Reason.WORKER_DRAINING):
+                if not _holds_nothing(error):
                     raise
+                if isinstance(error, Unreached):
+                    avoid.add(held.worker_id)
                 tracing.event("refused", {"error.type": error.reason.value})
                 passed[held.worker_id] = error
 
@@ -206,11 +225,14 @@ class PrefillPool:
         held.asked(peer.description.worker_id, peer.description.epoch)
         tracing.event("asked", {"splitwave.prefill_worker": held.worker_id})
         timeout_s = deadline.remaining_s(_now_s())
+        queue = peer.queue
         peer.calls += 1
         try:
             result = await peer.transport.prefill(call, timeout_s)
         except ServingError as error:
-            if error.reason in (Reason.OVERLOADED, Reason.WORKER_DRAINING):
+            if error.reason is Reason.WORKER_LOST:
+                peer.doubt(queue)
+            if _holds_nothing(error):
                 held.nothing_held()
             if error.reason is Reason.DEADLINE_EXCEEDED:
                 raise NoAnswer("prefill took longer than its share of the deadline") from error
@@ -251,6 +273,8 @@ class PrefillPool:
             if now_s >= (queue_until_s if there else until_s):
                 raise _no_room() if there else absence(Role.PREFILL, self._peers(), self._stands)
             await asyncio.wait((placed,), timeout=min(until_s - now_s, LOOK_AGAIN_S))
+            if wish.avoid:
+                self.changed()  # Whom it would rather avoid may be the last one left.
         return placed.result()
 
     def _refuse_hopeless(self, wish: _Wish) -> None:
@@ -287,14 +311,21 @@ class PrefillPool:
         return peer.pairs_with(wish.call.kv_layout) and outside is None
 
     def _may_take(self, peer: PrefillPeer, wish: _Wish) -> bool:
-        return peer.worker_id not in wish.passed and self._fits(peer, wish)
+        if peer.worker_id in wish.passed or not self._fits(peer, wish):
+            return False
+        return peer.worker_id not in wish.avoid or not self._others(wish)
+
+    def _others(self, wish: _Wish) -> bool:
+        """True if a worker that is not avoided could take it, now or once it is less full."""
+        out = {*wish.avoid, *wish.passed}
+        return any(x.worker_id not in out and self._fits(x, wish) for x in self._usable())
 
     def _reserve(self, wish: _Wish, among: Iterable[PrefillPeer]) -> PrefillPeer | None:
         """The worker to compute a prompt, with the prompt counted in its queue."""
         peers = {peer.worker_id: peer for peer in among if self._may_take(peer, wish)}
         queues = [peer.queue for peer in peers.values() if peer.queue is not None]
         tokens = len(wish.call.token_ids)
-        chosen = place_prefill(queues, tokens, avoid=wish.avoid) or place_prefill(queues, tokens)
+        chosen = place_prefill(queues, tokens)
         if chosen is None:
             return None
         chosen.placed[wish.call.handoff_id] = tokens
@@ -306,13 +337,19 @@ class PrefillPool:
         self.changed()
 
 
+def _holds_nothing(error: ServingError) -> bool:
+    """True for the failures of a call of which its worker has kept nothing: the next may serve."""
+    refused = error.reason in (Reason.OVERLOADED, Reason.WORKER_DRAINING)
+    return refused or isinstance(error, Unreached)
+
+
 def _shape(call: PrefillCall) -> RequestShape:
     sampling = features(call.sampling) if call.keep_first_token else ()
     return RequestShape(len(call.token_ids), 1, sampling)
 
 
 def _no_room() -> ServingError:
-    message = "the queues of all prefill workers are full"
+    message = "the queues of all prefill workers that may take it are full"
     return ServingError(Reason.OVERLOADED, message, retry_after_s=1.0)
 
 

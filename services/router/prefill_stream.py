@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from services.router.attempts import Unreached
 from services.router.first_end import first_end
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.prefill import PrefillCall, PrefillResult
@@ -38,6 +39,7 @@ class PrefillStream:
     """Calls share a stream, which the first one opens; when it breaks, the next one opens another.
 
     A broken stream fails the calls that wait, as a broken connection fails calls of their own.
+    Those that it never carried fail as Unreached.
     """
 
     def __init__(self, dial: Dial) -> None:
@@ -83,6 +85,7 @@ class _Life:
         self.over = False
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}
         self._orders: list[Outgoing] = []
+        """Calls that were not given to the connection, or that it could not send."""
         self._cancelled: list[int] = []
         self._filled = asyncio.Event()
         self._task = asyncio.create_task(self._run(dial), name="prefill stream")
@@ -125,10 +128,16 @@ class _Life:
             outcome = ServingError(Reason.INTERNAL, f"prefill stream: {type(error).__name__}")
         finally:
             self.over = True
-            for answer in self._waiting.values():
-                if not answer.done():
-                    answer.set_result(outcome)
-            self._waiting.clear()
+            self._lose_waiting(outcome)
+
+    def _lose_waiting(self, outcome: Outcome) -> None:
+        """Fail the calls that wait as the stream failed, and say so of those it never carried."""
+        lost = isinstance(outcome, ServingError) and outcome.reason is Reason.WORKER_LOST
+        unsent = {order.number for order in self._orders} if lost else ()
+        for number, answer in self._waiting.items():
+            if not answer.done():
+                answer.set_result(Unreached(str(outcome)) if number in unsent else outcome)
+        self._waiting.clear()
 
     async def _talk(self, connection: Connection) -> None:
         """Read and write until one of the two ends, and raise how."""
@@ -146,7 +155,11 @@ class _Life:
             self._filled.clear()
             orders, self._orders = self._orders, []
             cancelled, self._cancelled = self._cancelled, []
-            await connection.send(orders, cancelled, now_s())
+            try:
+                await connection.send(orders, cancelled, now_s())
+            except ServingError:
+                self._orders = [*orders, *self._orders]
+                raise
 
     async def _read(self, connection: Connection) -> None:
         while (answers := await connection.receive()) is not None:

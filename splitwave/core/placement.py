@@ -63,15 +63,14 @@ def place_prefill(
     tokens: int,
     *,
     affinity_tokens: Mapping[str, int] | None = None,
-    avoid: frozenset[str] = frozenset(),
 ) -> PrefillQueue | None:
-    """The worker with the fewest tokens to wait for, or None if all are full, draining or avoided.
+    """The worker with the fewest tokens to wait for, or None if all are full or draining.
 
     `affinity_tokens` says how many of the prompt's tokens a worker likely has in its
     prefix cache; they count as work that need not be done there.
     """
     affinity = affinity_tokens or {}
-    fit = [q for q in queues if not q.draining and q.worker_id not in avoid and not q.full(tokens)]
+    fit = [q for q in queues if not q.draining and not q.full(tokens)]
 
     def wait(queue: PrefillQueue) -> tuple[int, int, str]:
         work = queue.tokens() + max(0, tokens - affinity.get(queue.worker_id, 0))

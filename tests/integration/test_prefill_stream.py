@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 
 from services.prefill.servicer import PrefillServicer
+from services.router.attempts import Unreached
 from services.router.transport import GrpcPrefill
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Sampling
@@ -55,6 +56,12 @@ class Counting(PrefillServicer):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)  # type: ignore[arg-type]  # workers have more than it uses
         self.alone = self.streams = 0
+        self.server: grpc.aio.Server | None = None
+
+    async def stop(self, grace_s: float) -> None:
+        """End the server, and with it what runs there."""
+        assert self.server is not None
+        await self.server.stop(grace_s)
 
     async def Prefill(self, request, context):  # type: ignore[no-untyped-def]  # untyped like the class above it
         self.alone += 1
@@ -70,7 +77,7 @@ async def connected(*, old: bool = False) -> AsyncIterator[tuple[Worker, Countin
     """A router's way to a worker; `old`: one of a version without the stream."""
     worker = Worker()
     servicer = Counting(worker)
-    server = grpc.aio.server()
+    server = servicer.server = grpc.aio.server()
     if old:
         method = grpc.unary_unary_rpc_method_handler(
             servicer.Prefill,
@@ -153,10 +160,23 @@ async def test_a_call_whose_answer_may_be_large_goes_by_itself() -> None:
         assert (servicer.streams, servicer.alone) == (0, 1)
 
 
-async def test_a_worker_that_is_not_there_is_lost() -> None:
+async def test_a_worker_that_is_not_there_was_not_reached_by_the_call() -> None:
     gone = GrpcPrefill("127.0.0.1:1")
-    with pytest.raises(ServingError) as caught:
-        await gone.prefill(CALL, 10.0)
-
-    assert caught.value.reason is Reason.WORKER_LOST
+    for _ in range(3):
+        with pytest.raises(Unreached):
+            await gone.prefill(CALL, 10.0)
     await gone.close()
+
+
+async def test_a_worker_that_ends_with_a_call_had_it_and_is_not_reached_by_the_next() -> None:
+    async with connected() as (worker, server, transport):
+        running = asyncio.create_task(transport.prefill(named("slow"), 10.0))
+        await worker.began.wait()
+        await server.stop(0)
+
+        with pytest.raises(ServingError) as caught:
+            await running
+        assert caught.value.reason is Reason.WORKER_LOST
+        assert not isinstance(caught.value, Unreached), "it may be why the worker has ended"
+        with pytest.raises(Unreached):
+            await transport.prefill(CALL, 10.0)

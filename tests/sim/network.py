@@ -19,6 +19,7 @@ from services.decode.config import DecodeConfig
 from services.decode.worker import DecodeWorker
 from services.prefill.config import PrefillConfig
 from services.prefill.worker import PrefillWorker
+from services.router.attempts import Unreached
 from services.router.fleet import Network
 from services.router.peer import Received
 from splitwave.core.deadline import Deadline
@@ -205,7 +206,7 @@ class PrefillTransport:
 
     def _there(self) -> PrefillWorker:
         if self._node.worker is None:
-            raise lost(f"{self._node.address} does not answer")
+            raise Unreached(f"{self._node.address} does not answer")
         return self._node.worker
 
     async def describe(self, timeout_s: float) -> WorkerDescription:

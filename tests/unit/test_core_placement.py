@@ -98,11 +98,10 @@ def test_own_placements_count_before_the_worker_reports_them_and_never_twice() -
     assert ours.tokens() == 75
 
 
-def test_draining_full_and_avoided_workers_get_nothing() -> None:
+def test_draining_and_full_workers_get_nothing() -> None:
     assert placed([queue("a", 0, draining=True)], 1) is None
     assert placed([queue("a", 150)], 51) is None
     assert placed([queue("a", 150)], 50) == "a"
-    assert place_prefill([queue("a", 0)], 1, avoid=frozenset({"a"})) is None
 
 
 def test_an_idle_worker_takes_a_prompt_of_any_length() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.router.attempts import ATTEMPTS_MAX, Call, NoAnswer, Trail
+from services.router.attempts import ATTEMPTS_MAX, Call, NoAnswer, Trail, Unreached
 from services.router.generate import OFFERS_MAX, Finish, generate
 from services.router.grants import POOL_WAIT_LOST_S
 from splitwave.core.deadline import Deadline
@@ -341,9 +341,12 @@ async def test_a_prompt_that_no_group_is_certified_for_is_the_clients_fault() ->
     assert failed.value.reason is Reason.OUTSIDE_ENVELOPE
 
 
-async def test_a_worker_that_is_merely_slow_is_no_death() -> None:
+@pytest.mark.parametrize("kind", [NoAnswer, Unreached])
+async def test_a_worker_that_is_merely_slow_or_out_of_reach_is_no_death(
+    kind: type[NoAnswer],
+) -> None:
     served = Served()
-    served.prefill.failures = [NoAnswer("slow"), NoAnswer("slow")]
+    served.prefill.failures = [kind("no"), kind("no")]
 
     await served.run()
 

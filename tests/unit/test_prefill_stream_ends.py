@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from services.router.attempts import Unreached
 from services.router.first_end import STATUS_WAIT_S
 from services.router.prefill_stream import NoSuchStream, PrefillStream
 from splitwave.core.errors import Reason, ServingError
@@ -75,7 +76,42 @@ def test_a_status_that_does_not_come_is_not_waited_for_long() -> None:
         async with asyncio.timeout(2 * STATUS_WAIT_S):
             with pytest.raises(ServingError) as caught:
                 await stream.prefill(call("a"), 5.0)
-        assert caught.value is ENDED
+        assert caught.value.message == ENDED.message
+
+    virtual_loop.run(scenario())
+
+
+@pytest.mark.parametrize("status", [ENDED, ServingError(Reason.WORKER_LOST, "reset")])
+def test_a_call_that_could_not_be_written_has_reached_nobody(status: ServingError) -> None:
+    async def scenario() -> None:
+        stream = over([Wire(status)])
+        with pytest.raises(Unreached) as caught:
+            await stream.prefill(call("a"), 5.0)
+        assert caught.value.message == status.message
+
+    virtual_loop.run(scenario())
+
+
+def test_a_call_that_was_written_may_have_been_there_and_one_behind_it_was_not() -> None:
+    class Broken(Wire):
+        """Takes one write, and is ended at the next."""
+
+        async def send(
+            self, orders: Sequence[Outgoing], cancelled: Sequence[int], now_s: float
+        ) -> None:
+            self.came += [order.request.request_id for order in orders]
+            if len(self.came) > 1:
+                await super().send(orders, cancelled, now_s)
+
+    async def scenario() -> None:
+        stream = over([Broken(ENDED)])
+        written = asyncio.create_task(stream.prefill(call("a"), 5.0))
+        await asyncio.sleep(0.01)
+        behind = asyncio.create_task(stream.prefill(call("b"), 5.0))
+        first, second = await asyncio.gather(written, behind, return_exceptions=True)
+
+        assert first is ENDED, "it may be why the worker is lost"
+        assert isinstance(second, Unreached)
 
     virtual_loop.run(scenario())
 

@@ -130,8 +130,8 @@ class Pool:
             priority=priority,
         )
         self.held = Held(handoff_id, lambda held: self.released.append(held.handoff_id))
-        deadline = Deadline(now_s() + 60.0)
-        return asyncio.ensure_future(self.pool.prefill(call, self.held, deadline, avoid))
+        self.lost, deadline = set(avoid), Deadline(now_s() + 60.0)
+        return asyncio.ensure_future(self.pool.prefill(call, self.held, deadline, self.lost))
 
     def called(self) -> list[int]:
         return [len(worker.calls) for worker in self.workers]
