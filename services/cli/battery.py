@@ -19,6 +19,9 @@ from splitwave.core.mode import lookup
 from splitwave.runtime.config import load
 from splitwave.runtime.worker import WorkerConfig
 
+LINE_BYTES_MAX = 16 * 2**20
+"""Of what a battery says: vLLM writes whole configurations on one line."""
+
 Report = Callable[[str, str], None]
 _PROGRESS = re.compile(r"\[ *[0-9]+\.[0-9]s\] ")
 """How the battery's own lines begin; vLLM's and torch's begin otherwise."""
@@ -102,9 +105,12 @@ def _settings_of(mode: str, envelope: Mapping[str, Any] | None) -> dict[str, str
         return {}
     settings = {
         "ranks": envelope["ranks"],
+        "tensor_parallel": envelope["tensor_parallel"],
         "seats_max": envelope["seats_max"],
         "model_len_max_tokens": envelope["sequence_max_tokens"],
     }
+    if grid := envelope["capture_grid"]:
+        settings["capture_sizes"] = " ".join(map(str, grid))
     if not lookup(mode).has_grid:
         settings["batch_max_tokens"] = envelope["step_max_tokens"]
     return {name: str(value) for name, value in settings.items()}
@@ -123,7 +129,7 @@ async def run_battery(battery: Battery, report: Report) -> tuple[int, list[dict[
         sys.executable, "-m", "splitwave.certify.battery", str(order),
         env={**os.environ, **battery.plan.environment},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE, start_new_session=True,
+        stderr=asyncio.subprocess.PIPE, start_new_session=True, limit=LINE_BYTES_MAX,
     )  # fmt: skip
     try:
         _, told = await asyncio.gather(_pass_on(process, battery, report), _read(process))

@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Any  # JSON
 
 from services.cli.battery import Battery, Report, as_workers_read_it, gateway, run_battery
+from services.cli.given import seconds
 from services.cli.machine import Machine, default_home
 from services.cli.plan import ROLES, Plan, read_experts
 from services.cli.up import BUILT_IN, build_model, reporter
 from splitwave import demo_model
-from splitwave.certify.keys import BadKey
+from splitwave.certify.keys import BadKey, load_signing_key
 from splitwave.core.envelope import read_envelope
 from splitwave.core.evidence import Check, Level
 from splitwave.core.mode import MODES, lookup
-from splitwave.core.strict_json import JsonError
+from splitwave.core.strict_json import JsonError, parse
+from splitwave.engine.vllm.config import SettingsError, read_shape
 from splitwave.runtime.config import ConfigError
 
 EXIT_NOT_SIGNED, EXIT_USAGE = 1, 2
+ENVELOPE_BYTES_MAX = 2**20
 FIRST_PORT = 8190
 """Of the ports that the accuracy check's stacks listen on; `splitwave up` has those from 8080."""
 LM_EVAL_HOME = Path(".clients/lm-eval")
@@ -76,7 +79,12 @@ def _add_how(add: Callable[..., object]) -> None:
     add("--out", type=Path, help="state, logs and reports (default: below the user's state)")
     add("--certificates", type=Path, help="where certificates go (default: this user's)")
     add("--key", type=Path, help="private key to sign with (default: this machine's, made if new)")
-    add("--soak-s", type=float, help="length of the soak in seconds (default: by level)")
+    add(
+        "--soak-s",
+        type=seconds,
+        help="length of the soak in seconds; nothing is signed for one shorter than the default, "
+        "which goes by level and model",
+    )
     add(
         "--leave-out",
         action="append",
@@ -130,12 +138,14 @@ def battery_of(arguments: argparse.Namespace, report: Report) -> Battery:
     machine = Machine(default_home())
     if arguments.key is None:
         machine.make_key()
+    else:
+        load_signing_key(arguments.key)  # Not after hours of checks.
     return Battery(
         plan=plan,
         level=arguments.level,
         targets=list(_targets(arguments.mode)),
-        out=arguments.out or machine.home / "batteries" / model_path.name,
-        certificates=arguments.certificates or machine.certificates,
+        out=_writable("--out", arguments.out or machine.home / "batteries" / model_path.name),
+        certificates=_writable("--certificates", arguments.certificates or machine.certificates),
         key=arguments.key or machine.key,
         envelopes=envelopes,
         soak_s=arguments.soak_s,
@@ -163,12 +173,30 @@ def _envelopes(
 ) -> dict[str, Mapping[str, Any]]:
     if arguments.envelope and len(arguments.envelope) != len(modes):
         raise ValueError("--envelope: give one for each --mode, in their order")
-    found = {}
-    for role, path in zip(modes, arguments.envelope, strict=False):
-        value = json.loads(path.read_text())
-        read_envelope(value, str(path))
-        found[role] = value
-    return found
+    return {
+        role: read_envelope(_read(path), str(path)).to_json()
+        for role, path in zip(modes, arguments.envelope, strict=False)
+    }
+
+
+def _read(path: Path) -> object:
+    """What an envelope's file holds. Raises JsonError."""
+    try:
+        return parse(path.read_bytes(), bytes_max=ENVELOPE_BYTES_MAX)
+    except JsonError as error:
+        raise JsonError(f"--envelope: {path} {error}") from None
+    except OSError as error:
+        raise JsonError(f"--envelope: {path} cannot be read: {error.strerror}") from None
+
+
+def _writable(which: str, path: Path) -> Path:
+    """A directory that can be written to, made if it is not there. Raises ValueError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise ValueError(f"{which}: cannot write into {path}: {error.strerror}") from None
 
 
 def _model(name: str, report: Report) -> Path:
@@ -178,6 +206,10 @@ def _model(name: str, report: Report) -> Path:
     path = Path(name).resolve()
     if not (path / "config.json").is_file():
         raise ValueError(f"--model: {path} has no config.json; give a model directory")
+    try:
+        read_shape(path)
+    except SettingsError as error:
+        raise ValueError(f"--model: {str(error).removeprefix('model_path: ')}") from None
     return path
 
 
@@ -213,6 +245,8 @@ def _gateway(arguments: argparse.Namespace, plan: Plan, report: Report) -> dict[
     if arguments.level != Level.FULL or Check.ACCURACY in arguments.leave_out:
         return None
     python = arguments.lm_eval_python or LM_EVAL_HOME / "bin/python"
+    if arguments.lm_eval_python is not None and not python.is_file():
+        raise ValueError(f"--lm-eval-python: {python} is no file; name a Python that has lm_eval")
     if not python.is_file():
         report("certify", LM_EVAL_WORDS)
         return None

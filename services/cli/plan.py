@@ -241,5 +241,7 @@ def read_experts(model_path: Path) -> int:
         config = json.loads((model_path / "config.json").read_text())
     except (OSError, ValueError):
         return 0
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    return next((int(config[name]) for name in names if config.get(name)), 0)
+    if not isinstance(config, dict):  # What is wrong with it is the engines' to say.
+        return 0
+    found = [config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
+    return next((count for count in found if isinstance(count, int) and count), 0)

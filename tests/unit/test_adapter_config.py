@@ -167,7 +167,7 @@ def test_a_dense_model_has_no_experts_to_spread(model: Path) -> None:
         check(settings(model), {})
 
 
-@pytest.mark.parametrize("text", ["{", "{}"])
+@pytest.mark.parametrize("text", ["{", "{}", "[]"])
 def test_a_broken_model_configuration_is_named(model: Path, text: str) -> None:
     (model / "config.json").write_text(text)
 

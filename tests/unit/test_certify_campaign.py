@@ -1,5 +1,6 @@
 """What a battery certifies of a started group: with a written envelope, and without."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any  # a rig that is none
 
 import pytest
 
+from splitwave.certify.battery import campaign, rig
 from splitwave.certify.battery.bench import Bench, Subject
 from splitwave.certify.battery.campaign import EnvelopeRefused, Order, subject_of, with_soak
 from splitwave.certify.battery.cases import Case, Generated, certified_features
@@ -18,7 +20,9 @@ from splitwave.core.envelope import Envelope, Traffic
 from splitwave.core.evidence import Level
 from splitwave.core.mode import Device, lookup
 from splitwave.engine.port import GroupDescription, Role
-from splitwave.engine.vllm.config import VllmGroupSettings
+from splitwave.engine.vllm.config import SettingsError, VllmGroupSettings
+from splitwave.engine.vllm.switches import PROBE
+from tests.unit.test_adapter_config import MODEL
 
 SETTINGS = VllmGroupSettings(
     role=Role.DECODE, mode="decode_graph_ht_tbo", model_path=Path("m"), served_model="m",
@@ -36,6 +40,29 @@ def order(tmp_path: Path) -> Order:
         level=Level.FULL, settings={Role.DECODE: SETTINGS}, targets=(Role.DECODE,), out=tmp_path,
         certificates=tmp_path, key=SigningKey.generate(),
     )  # fmt: skip
+
+
+async def test_what_one_group_cannot_run_is_told_before_the_other_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    good = replace(
+        SETTINGS, role=Role.PREFILL, mode="prefill_cpu_eager", model_path=tmp_path, ranks=1
+    )
+    bad = replace(SETTINGS, model_path=tmp_path, expert_parallel=False)
+    built: list[str] = []
+
+    async def boot(*_: Any) -> None:
+        pytest.fail("a group was started")
+
+    monkeypatch.setenv(PROBE, "")
+    monkeypatch.setattr(rig, "boot", boot)
+    monkeypatch.setattr(campaign, "check_build", lambda mode: built.append(mode.name))
+    asked = replace(order(tmp_path), settings={Role.PREFILL: good, Role.DECODE: bad})
+
+    with pytest.raises(SettingsError, match="rule experts_are_parallel"):
+        await campaign.run(asked, lambda words: None)
+    assert built == ["prefill_cpu_eager"]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,19 @@ def test_one_flaw_is_enough_for_no_certificate(
     assert "Not signed" in done.html.read_text()
 
 
+@pytest.mark.parametrize(("soak_s", "is_signed"), [(25.0, True), (24.0, False)])
+def test_a_soak_shorter_than_its_levels_signs_nothing(
+    tmp_path: Path, soak_s: float, is_signed: bool
+) -> None:
+    found = trial(tmp_path, [*all_results(), result(Name.SOAK)])
+    found = replace(found, scale=replace(SCALE, soak_s=soak_s), soak_min_s=25.0)
+
+    done = finish(order(tmp_path), found, 0.0)
+
+    assert (done.certificate is not None) is is_signed
+    assert ("lasts 25 s at least" in done.report.not_signed_for) is not is_signed
+
+
 def test_a_check_that_was_left_out_is_missed(tmp_path: Path) -> None:
     done = finish(order(tmp_path), trial(tmp_path, all_results()[1:]), 0.0)
 

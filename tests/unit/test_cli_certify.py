@@ -6,13 +6,14 @@ import dataclasses
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any  # JSON
 
 import pytest
 
 from services.cli import certified, certify
-from services.cli.battery import Battery, gateway, smoke
+from services.cli.battery import Battery, gateway, run_battery, smoke
 from services.cli.machine import Machine
 from services.cli.plan import Plan
 from services.cli.stack import StackFailed
@@ -23,8 +24,10 @@ from services.prefill.config import PrefillConfig
 from splitwave.certify.battery.__main__ import read_order
 from splitwave.certify.keys import BadKey, load_trust_store
 from splitwave.core.evidence import Level
+from splitwave.core.mode import lookup
 from splitwave.core.worker import Role
 from splitwave.demo_model import DemoModelOptions, Variant, build
+from splitwave.engine.vllm.config import batch_grid
 from splitwave.runtime.config import load
 
 ENVELOPE = {
@@ -95,6 +98,23 @@ def test_engines_are_started_to_fit_the_envelope(tmp_path: Path, model: Path) ->
     assert order.envelopes[Role.DECODE].prompt_max_tokens == 100
 
 
+def test_a_grid_and_parallel_sizes_of_an_envelope_are_the_engines(
+    tmp_path: Path, model: Path
+) -> None:
+    path = tmp_path / "envelope.json"
+    sizes = {"capture_grid": [8, 16, 64], "seats_max": 64, "tensor_parallel": 2}
+    path.write_text(json.dumps(ENVELOPE | sizes | {"step_max_tokens": 64}))
+    words = ("--model", str(model), "--mode", "decode_graph_ag", "--envelope", str(path))
+
+    decode = read_order(battery_of(tmp_path, *words).to_json()).settings[Role.DECODE]
+
+    assert batch_grid(decode, lookup(decode.mode)) == (8, 16, 64)
+    assert (decode.tensor_parallel, decode.seats_max) == (2, 64)
+
+
+COMPILED = ("--mode", "decode_cpu_compiled", "--envelope")
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -102,15 +122,62 @@ def test_engines_are_started_to_fit_the_envelope(tmp_path: Path, model: Path) ->
         (("--envelope", "x.json"), "give one for each --mode"),
         (("--decode-setting", "seats_max"), "NAME=VALUE"),
         (("--model", "/nowhere"), "no config.json"),
+        (("--model", "list"), "config.json holds no JSON object"),
+        ((*COMPILED, "gone.json"), "--envelope: gone.json cannot be read: No such file"),
+        ((*COMPILED, "text"), "--envelope: text is not JSON"),
+        ((*COMPILED, "deep"), "--envelope: deep is not JSON"),
+        ((*COMPILED, "list/config.json"), "list/config.json: is no object"),
+        ((*COMPILED, "empty"), "empty.traffic: is missing"),
+        (("--key", "gone.pem"), "gone.pem cannot be read"),
+        (("--key", "text"), "text can be read by others than its owner"),
+        (("--out", "text"), "--out: cannot write into text"),
+        (("--certificates", "text"), "--certificates: cannot write into text"),
+        (("--level", "full", "--lm-eval-python", "gone"), "--lm-eval-python: gone is no file"),
     ],
 )
 def test_wrong_usage_is_told(
-    words: tuple[str, ...], why: str, model: Path, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    why: str,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(model.parent)
+    Path("list").mkdir()
+    for name, text in {
+        "text": "no JSON", "empty": "{}", "deep": '{"a":' * 100_000, "list/config.json": "[]",
+    }.items():  # fmt: skip
+        Path(name).write_text(text)
+    Path("text").chmod(0o644)
     given = words if "--model" in words else ("--model", str(model), *words)
 
     assert certify.run(parsed("--level", "smoke", *given)) == 2
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("length", ["0", "-1", "nan", "inf", "soon"])
+def test_a_soak_lasts_some_seconds(length: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(f"--soak-s={length}")
+    assert "--soak-s" in capsys.readouterr().err
+
+
+def test_what_a_battery_says_may_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = tmp_path / "says"
+    told = json.dumps({"mode": "m", "checks": "y" * 200_000})
+    says.write_text(f"#!/bin/sh\necho '[   0.1s] {'x' * 200_000}' >&2\necho '{told}'\n")
+    says.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(says))
+    battery = Battery(
+        plan=plan(tmp_path), level="smoke", targets=(), out=tmp_path / "out",
+        certificates=tmp_path, key=tmp_path,
+    )  # fmt: skip
+    said: list[int] = []
+
+    code, subjects = asyncio.run(run_battery(battery, lambda who, what: said.append(len(what))))
+
+    assert (code, [len(subject["checks"]) for subject in subjects]) == (0, [200_000])
+    assert said == [200_000]
 
 
 def test_a_full_battery_without_the_harness_says_how_to_get_it(

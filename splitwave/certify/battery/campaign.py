@@ -33,7 +33,9 @@ from splitwave.core.fingerprint import Fingerprint
 from splitwave.core.mode import lookup
 from splitwave.core.worker import Role
 from splitwave.engine.port import GroupDescription
+from splitwave.engine.vllm.check import check as check_settings
 from splitwave.engine.vllm.config import VllmGroupSettings
+from splitwave.engine.vllm.launch import check_build
 from splitwave.engine.vllm.switches import PROBE
 
 CHECKS: Mapping[CheckName, Check] = {
@@ -91,6 +93,8 @@ class Trial:
     scale: Scale
     state: State
     results: list[Result] = field(default_factory=list)
+    soak_min_s: float = 0.0
+    """How long a certificate's soak lasts at least: as the level has it, whatever was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ async def run(order: Order, say: Say) -> list[Outcome]:
     `splitwave.engine.vllm.start.preload` must have run, and gRPC must not have.
     """
     os.environ[PROBE] = "1"
+    for settings in order.settings.values():
+        check_build(check_settings(settings, os.environ))  # Both, before the first starts.
     trials = await _on_the_rig(order, say)
     for trial in trials:
         await _accuracy(order, trial, say)
@@ -132,8 +138,8 @@ async def _checks(order: Order, standing: rig.Rig, plain: PlainOracle, say: Say)
     settings = order.settings[standing.role]
     fingerprint = await fingerprint_of(standing, settings)
     weights_bytes = sum(f.stat().st_size for f in settings.model_path.glob("*.safetensors"))
-    scale = scale_for(order.level, lookup(settings.mode).device, weights_bytes=weights_bytes)
-    scale = order.rescale(scale)
+    whole = scale_for(order.level, lookup(settings.mode).device, weights_bytes=weights_bytes)
+    scale = order.rescale(whole)
     subject = subject_of(order, standing.target.description, settings, scale)
     state = State(
         order.out / subject.mode.name / order.level, subject_digest(fingerprint, subject, scale)
@@ -147,7 +153,7 @@ async def _checks(order: Order, standing: rig.Rig, plain: PlainOracle, say: Say)
     )
     checks = [CHECKS[name] for name in _names(order, subject, fingerprint) if name in CHECKS]
     results = await run_checks(checks, bench, state, say)
-    return Trial(subject, fingerprint, scale, state, results)
+    return Trial(subject, fingerprint, scale, state, results, whole.soak_s)
 
 
 def _names(order: Order, subject: Subject, fingerprint: Fingerprint) -> list[CheckName]:
@@ -241,10 +247,11 @@ def finish(order: Order, trial: Trial, used_cpu_s: float) -> Outcome:
         expires_at_s=now_s + VALID_DAYS * 86400,
         key_id=order.key.public.key_id,
     )
-    path, why = None, ""
+    path, why = None, _short_soak(trial)
     try:
-        path = write_file(sign_certificate(body, order.key), order.certificates)
-        trial.state.clear()
+        if not why:
+            path = write_file(sign_certificate(body, order.key), order.certificates)
+            trial.state.clear()
     except CertificateRefused as refused:
         why = str(refused)
     report = Report(
@@ -259,6 +266,17 @@ def finish(order: Order, trial: Trial, used_cpu_s: float) -> Outcome:
     )
     _, as_html = write(report, order.out / mode.name / order.level)
     return Outcome(report, as_html, path)
+
+
+def _short_soak(trial: Trial) -> str:
+    """Why a soak proves less than certificates of the level promise; empty if it does not."""
+    ran = any(result.evidence.check == CheckName.SOAK for result in trial.results)
+    if not ran or trial.scale.soak_s >= trial.soak_min_s:
+        return ""
+    return (
+        f"the soak was to last {trial.scale.soak_s:g} s; a {trial.subject.level} certificate's "
+        f"lasts {trial.soak_min_s:g} s at least"
+    )
 
 
 def cpu_s() -> float:

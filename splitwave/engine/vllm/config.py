@@ -119,6 +119,8 @@ def read_shape(model_path: Path) -> ModelShape:
         ) from None
     except ValueError as error:
         raise SettingsError("model_path", f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise SettingsError("model_path", f"{path} holds no JSON object: not a decoder model")
     try:
         heads = config["num_attention_heads"]
         return ModelShape(
