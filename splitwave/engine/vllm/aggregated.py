@@ -1,6 +1,8 @@
 """One plain vLLM engine, without anything of Splitwave's: what a split pool is compared with.
 
-It runs in a process of its own, forked from one that has imported vLLM, and ends with its answers.
+It runs in a process of its own and ends with its answers. On the CPU that process is forked from
+one that has imported vLLM. On GPUs it is spawned: imports there may have touched CUDA, which a fork
+could not use then, and a group's start has wrapped vLLM for its mode, which a fork would inherit.
 """
 
 import asyncio
@@ -16,9 +18,15 @@ from typing import Any  # vLLM's engine and outputs are untyped here
 from splitwave.core.generation import Sampling
 from splitwave.engine.vllm.config import KV_BYTES_MIN, read_shape
 from splitwave.engine.vllm.sampling import build
+from splitwave.engine.vllm.switches import FAULTS, HANDOVERS, MODE, PROBE, WORST_TOKEN
 
 JOIN_S = 10.0
 SEATS_MAX = 16
+OURS = (PROBE, FAULTS, MODE, WORST_TOKEN, HANDOVERS)
+"""Variables of a group that was started here, by which our plugin would change this engine, too."""
+GPU_SHARE = 0.05
+"""Of a device's memory, which must be free. The KV cache has a size of its own, so no more is taken
+than is needed: a group that is being certified may hold the rest."""
 
 
 class AggregatedFailed(Exception):
@@ -56,7 +64,7 @@ async def answer(settings: PlainSettings, questions: Sequence[Question]) -> list
 
     `splitwave.engine.vllm.start.preload` must have run in this process.
     """
-    context = multiprocessing.get_context("fork")
+    context = _context()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(theirs, settings, list(questions)), daemon=True)
     process.start()
@@ -71,6 +79,12 @@ async def answer(settings: PlainSettings, questions: Sequence[Question]) -> list
     if isinstance(found, str):
         raise AggregatedFailed(found)
     return found
+
+
+def _context() -> Any:  # multiprocessing's contexts, which share no type that starts processes
+    from vllm.platforms import current_platform
+
+    return multiprocessing.get_context("fork" if current_platform.is_cpu() else "spawn")
 
 
 def _received(connection: Connection) -> list[Answer] | str:
@@ -93,32 +107,16 @@ def _child(connection: Connection, settings: PlainSettings, questions: list[Ques
 
 
 def _answer_all(settings: PlainSettings, questions: list[Question]) -> list[Answer]:
+    for name in OURS:  # Before vLLM is imported, and its plugins with it.
+        os.environ.pop(name, None)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    for name in ("SPLITWAVE_PROBE", "SPLITWAVE_FAULTS"):
-        os.environ.pop(name, None)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    arguments: dict[str, Any] = {
-        "model": str(settings.model_path),
-        "skip_tokenizer_init": True,
-        "dtype": settings.dtype,
-        "block_size": settings.block_size_tokens,
-        "max_model_len": settings.length_max_tokens,
-        "max_num_seqs": SEATS_MAX,
-        "max_num_batched_tokens": max(2048, settings.length_max_tokens),
-        "enforce_eager": True,
-        "enable_prefix_caching": False,
-        "disable_log_stats": True,
-        "max_logprobs": 20,
-    }
-    if current_platform.is_cpu():
-        arguments |= {
-            "distributed_executor_backend": "uni",
-            "kv_cache_memory_bytes": _kv_bytes(settings),
-        }
-    engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(**_arguments(settings, is_cpu=current_platform.is_cpu()))
+    )
     for place, question in enumerate(questions):
         engine.add_request(
             str(place),
@@ -131,6 +129,25 @@ def _answer_all(settings: PlainSettings, questions: list[Question]) -> list[Answ
             if output.finished:
                 answers[output.request_id.partition("-")[0]] = _answer(output.outputs[0])
     return [answers[str(place)] for place in range(len(questions))]
+
+
+def _arguments(settings: PlainSettings, *, is_cpu: bool) -> dict[str, Any]:  # vLLM's, by name
+    arguments: dict[str, Any] = {
+        "model": str(settings.model_path),
+        "skip_tokenizer_init": True,
+        "dtype": settings.dtype,
+        "block_size": settings.block_size_tokens,
+        "max_model_len": settings.length_max_tokens,
+        "max_num_seqs": SEATS_MAX,
+        "max_num_batched_tokens": max(2048, settings.length_max_tokens),
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+        "max_logprobs": 20,
+        "distributed_executor_backend": "uni",
+        "kv_cache_memory_bytes": _kv_bytes(settings),
+    }
+    return arguments if is_cpu else arguments | {"gpu_memory_utilization": GPU_SHARE}
 
 
 def _kv_bytes(settings: PlainSettings) -> int:
