@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any  # a C library
 
+from splitwave.engine.vllm import plugin
 from splitwave.engine.vllm.switches import FORK
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
@@ -45,6 +46,7 @@ def start_method(
     """How engines on GPUs are started: forked, or spawned where a fork could not use them.
 
     Forked ones start sooner, and each has a log of its own; spawned ones write where we do.
-    SPLITWAVE_FORK=0 has them spawned.
+    SPLITWAVE_FORK=0 has them spawned, and so has an earlier group of another kind in this process.
     """
-    return "spawn" if look(load) or environ.get(FORK) == "0" else "fork"
+    touched = look(load)
+    return "spawn" if touched or environ.get(FORK) == "0" or not plugin.fits() else "fork"

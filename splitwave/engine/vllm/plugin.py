@@ -8,6 +8,10 @@ import contextlib
 
 CPU_PLATFORM = "splitwave.engine.vllm.cpu.platform.SplitwaveCpuPlatform"
 
+_wrapped_for: tuple[str | None, bool] | None = None
+"""What the environment asked for when this process, or one that it was forked from, wrapped vLLM
+for GPUs."""
+
 
 def platform() -> str | None:
     """Our CPU platform's class path, or None where vLLM would not choose its plain CPU platform.
@@ -61,6 +65,8 @@ def register() -> None:
         padding.install()
         warm.install()
         return
+    global _wrapped_for
+    _wrapped_for = _wrapped_for or _asked()
     jit_caches.separate()
     if transport := switches.worst_token_transport():
         from splitwave.engine.vllm.worst_token import fit, install
@@ -72,3 +78,18 @@ def register() -> None:
 
         seams.check_seams(fit.MICROBATCHES)
         handover.install()
+
+
+def fits() -> bool:
+    """False if this process has wrapped vLLM for another group than its environment asks for now.
+
+    vLLM calls `register` once a process, and a fork is not called again: an engine of a second
+    group that was forked from here would run the first one's dispatch.
+    """
+    return _wrapped_for is None or _wrapped_for == _asked()
+
+
+def _asked() -> tuple[str | None, bool]:
+    from splitwave.engine.vllm import switches
+
+    return switches.worst_token_transport(), switches.handovers_wanted()
