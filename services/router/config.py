@@ -24,7 +24,9 @@ class RouterConfig(ProcessConfig):
     )
     http_body_max_s: float = setting(60.0, "longest time from there to the end of its body")
     http_idle_max_s: float = setting(
-        3630.0, "how long a connection without a request is kept; longer than proxies keep theirs"
+        3630.0,
+        "keep-alive time: how long a connection without a request is kept; longer than proxies "
+        "keep theirs",
     )
     http_connections_max: int = setting(
         16384, "connections of the HTTP API at once; more are told so and closed"

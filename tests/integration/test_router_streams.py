@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any  # JSON
 
-import aiohttp
 import pytest
 
 from splitwave.core.generation import Sampling
@@ -235,28 +234,6 @@ async def test_vllms_prompt_logprobs_are_by_token_id(inventive: RouterStack) -> 
     assert first is None
     assert second["105"]["logprob"] == pytest.approx(row.logprob)
     assert (second["105"]["rank"], second["105"]["decoded_token"]) == (row.rank, "i")
-
-
-async def test_a_kept_connection_serves_again_after_it_was_idle(inventive: RouterStack) -> None:
-    opened: list[object] = []
-    watch = aiohttp.TraceConfig()
-
-    async def opening(*seen: object) -> None:
-        opened.append(seen)
-
-    watch.on_connection_create_end.append(opening)
-    address = "http://{}:{}".format(*inventive.http_address)
-    short = {**BODY, "max_tokens": 5}
-    async with aiohttp.ClientSession(address, trace_configs=[watch]) as client:
-        for stream in (True, False, True):
-            body = {**short, "stream": stream}
-            async with client.post("/v1/completions", json=body) as response:
-                await response.read()
-                assert response.status == 200
-            await asyncio.sleep(0.3)  # Idle: the connection stays, nothing else does.
-        await inventive.empty()
-
-    assert len(opened) == 1, "one connection served all three"
 
 
 async def test_more_choices_than_the_pool_ever_holds_are_refused_at_once(model: Model) -> None:

@@ -85,6 +85,16 @@ class Connection(web.RequestHandler):
             self._await_head()
         self._head_began = self._head_timer is not None
 
+    def _process_keepalive(self) -> None:
+        """End a connection that was idle for its time, but not amid the head of a request.
+
+        What began just before is served like any other, or told that it came too late.
+        """
+        if self._head_began:
+            self._keepalive_handle = None
+        else:
+            super()._process_keepalive()
+
     def _blame_body(self) -> None:
         """What stops being HTTP amid a body is a failure of that request, and no further one.
 
