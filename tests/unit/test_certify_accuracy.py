@@ -134,6 +134,13 @@ def test_items_that_the_harness_did_not_score_are_missed() -> None:
     assert judge(lost, SCALE).shows("few")
 
 
+@pytest.mark.parametrize("asked", [0, CONTROL_ITEMS])
+def test_no_answer_is_neither_agreement_nor_a_control_that_was_noticed(asked: int) -> None:
+    verdict = judge({"items_asked": asked, "items": []}, SCALE)
+
+    assert [problem.code for problem in verdict.problems] == ["few"]
+
+
 @pytest.mark.parametrize(
     ("ran", "differs"),
     [

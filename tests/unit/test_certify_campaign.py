@@ -156,7 +156,7 @@ def test_the_edges_are_the_longest_prompt_output_and_sequence(
     ("level", "longest", "ends_early", "problems"),
     [
         (Level.FULL, 1024, False, []),
-        (Level.FULL, 1024, True, ["tokens", "logprob", "edges"]),
+        (Level.FULL, 1024, True, ["tokens", "edges"]),
         (Level.SMOKE, 39, False, []),
     ],
 )

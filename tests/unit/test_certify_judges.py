@@ -144,6 +144,24 @@ def test_each_planted_fault_is_named(name: Name, changes: dict[str, Any], code: 
     assert [problem.code for problem in judged(name, **changes).problems] == [code]
 
 
+@pytest.mark.parametrize(("widest", "codes"), [(20, []), (33, ["strays"])])
+def test_rows_of_a_graph_are_padded_up_to_its_size(widest: int, codes: list[str]) -> None:
+    envelope = replace(ENVELOPE, capture_grid=(8, 32), step_max_tokens=32, seats_max=32)
+    graphs = replace(SUBJECT, mode=MODES["decode_graph_ag"], envelope=envelope)
+    walked = [3, widest, 8, 8, 32, 32, 8]
+    seen = {"sizes": [8, 32], "executed": [walked, walked], "differences": [SAME]}
+
+    problems = CHECKS[Name.GRID].judge(seen, graphs, SCALE).problems
+
+    assert [problem.code for problem in problems] == codes
+
+
+def test_a_look_or_two_at_memory_tell_nothing_of_growth() -> None:
+    few = [{"host_bytes": 10**9, "device_bytes": 0}] * 9
+
+    assert [problem.code for problem in judged(Name.SOAK, memory=[few]).problems] == ["few"]
+
+
 @pytest.mark.parametrize(("share", "passes"), [(0.45, True), (0.2, False)])
 def test_ranks_of_one_seat_differ_by_idleness_alone(share: float, passes: bool) -> None:
     one_seat = replace(SUBJECT, envelope=replace(ENVELOPE, capture_grid=(1,), seats_max=1))
@@ -157,7 +175,7 @@ def test_each_check_of_a_rig_has_its_control_among_the_planted_faults() -> None:
 
     assert set(CHECKS) == set(Name) - {Name.ACCURACY} == set(GOOD)
     assert {(name, code) for name, check in CHECKS.items() for code in check.shows} <= planted
-    assert all(check.broken for check in CHECKS.values())
+    assert all(check.broken and check.shows for check in CHECKS.values())
 
 
 def test_a_control_must_be_noticed_for_what_was_broken() -> None:
@@ -203,7 +221,10 @@ def test_a_token_that_the_oracle_has_far_away_is_no_tie_in_any_precision() -> No
 def test_a_generation_that_ends_early_differs() -> None:
     right = generated([5, 6], {5: -0.1}, {6: -0.1})
 
-    assert compare(generated([5], {5: -0.1}), right, dtype="bfloat16").first_token == 1
+    found = compare(generated([5], {5: -0.1}), right, dtype="bfloat16")
+
+    assert found.first_token == 1
+    assert found.logprob == 0.0, "else a request that broke off would pass for a wrong weight"
 
 
 def test_the_oracle_runs_every_sampling_feature() -> None:

@@ -1,6 +1,7 @@
 """Results are kept and found again; what is not proved is not signed."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,6 +140,16 @@ def test_a_control_that_shows_another_problem_is_not_caught() -> None:
     assert whole.evidence.control.was_caught
 
 
+def test_a_control_that_must_show_nothing_controls_nothing() -> None:
+    check = CountingCheck(Name.ORACLE)
+    check.shows = ()
+
+    found = result_of(check, Verdict(), Verdict(), Work(1.0, 5), {})
+
+    assert found.evidence.control is not None
+    assert not found.evidence.control.was_caught
+
+
 def test_a_good_result_is_found_again_and_a_bad_one_is_run_again(tmp_path: Path) -> None:
     state = State(tmp_path, "digest")
     state.save(result(Name.ORACLE))
@@ -268,7 +279,7 @@ class CountingCheck:
     """A check that counts how often it ran, and can break off."""
 
     broken = "something"
-    shows = ("wrong",)
+    shows: Sequence[str] = ("wrong",)
 
     def __init__(self, name: Name, *, breaks_off: bool = False) -> None:
         self.name = name

@@ -1,13 +1,19 @@
 """Walks through batch sizes: every order, ragged, and the bursts of a storm."""
 
+import itertools
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any  # a bench that is none
 
 import pytest
 
+from splitwave.certify.battery import sizes
+from splitwave.certify.battery.verdict import CheckBroken
 from splitwave.certify.battery.walks import (
     every_order,
     orders_missing,
+    parts,
     ragged,
     raggedness,
     raggedness_seen,
@@ -15,6 +21,7 @@ from splitwave.certify.battery.walks import (
     storm,
     stretch,
 )
+from splitwave.core.envelope import Envelope, Traffic
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 33])
@@ -25,6 +32,66 @@ def test_every_size_follows_every_size_in_the_shortest_walk(count: int) -> None:
 
     assert orders_missing(sizes, walk) == set()
     assert len(walk) == count * count + 1
+
+
+@pytest.mark.parametrize("steps_max", [2, 7, 10, 99])
+def test_a_walk_in_parts_has_every_order_too(steps_max: int) -> None:
+    walk = every_order([1, 2, 3])
+
+    cut = parts([walk, walk], steps_max)
+
+    pairs = [pair for part in cut for pair in itertools.pairwise(part[0])]
+    assert sorted(pairs) == sorted(itertools.pairwise(walk))
+    assert all(len(part) == 2 and part[0] == part[1] for part in cut)
+    assert max(len(part[0]) for part in cut) == min(steps_max, len(walk))
+
+
+def test_a_part_in_which_all_ranks_are_idle_is_no_walk() -> None:
+    assert parts([[1, 0, 0, 2], [0, 0, 0, 3]], 2) == [[[1, 0], [0, 0]], [[0, 2], [0, 3]]]
+
+
+class Walked:
+    """Stands for the walk on a rig: notes the plans, and answers as if all of it had run."""
+
+    def __init__(self) -> None:
+        self.plans: list[list[list[int]]] = []
+
+    async def __call__(self, bench: Any, plans: list[list[int]], wrong: None) -> dict[str, Any]:
+        self.plans.append(plans)
+        return {
+            "executed": [[size for size in plan if size] for plan in plans],
+            "raggedness": 1.0 if len(self.plans) == 1 else 0.0,
+            "differences": [len(self.plans)],
+        }
+
+
+def bench(output_max_tokens: int) -> Any:
+    traffic = Traffic(output_max_tokens=output_max_tokens)
+    envelope = Envelope(
+        ranks=2, step_max_tokens=4, seats_max=4, prompt_max_tokens=96,
+        sequence_max_tokens=128, traffic=traffic,
+    )  # fmt: skip
+    return SimpleNamespace(subject=SimpleNamespace(envelope=envelope))
+
+
+async def test_a_walk_that_is_longer_than_the_envelopes_outputs_goes_on_with_other_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walked = Walked()
+    monkeypatch.setattr(sizes, "walk", walked)
+    plan = every_order([1, 2, 3, 4])
+
+    seen = await sizes.walk_in_parts(bench(sizes.SPARE_TOKENS + 10), [plan, plan])
+
+    assert [len(plans[0]) for plans in walked.plans] == [10, 8]
+    assert orders_missing([1, 2, 3, 4], seen["executed"][1]) == set()
+    assert seen["differences"] == [1, 2]
+    assert seen["raggedness"] == pytest.approx(10 / 18)
+
+
+async def test_an_envelope_whose_outputs_end_before_a_walk_begins_is_told() -> None:
+    with pytest.raises(CheckBroken, match="requests of 50 tokens; the envelope has room for 49"):
+        await sizes.walk_in_parts(bench(49), [[1], [1]])
 
 
 def test_a_walk_that_lacks_an_order_is_told() -> None:
@@ -60,8 +127,8 @@ def run(plans: Sequence[Sequence[int]]) -> list[list[tuple[float, int]]]:
     """Logs of a lock-step on a busy machine: ranks end each step in any order."""
     source = random.Random(1)
     logs: list[list[tuple[float, int]]] = [[] for _ in plans]
-    for number, sizes in enumerate(zip(*plans, strict=True)):
-        for log, size in zip(logs, sizes, strict=True):
+    for number, of_ranks in enumerate(zip(*plans, strict=True)):
+        for log, size in zip(logs, of_ranks, strict=True):
             if size:
                 log.append((number + source.random() * 0.99, size))
     return logs

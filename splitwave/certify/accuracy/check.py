@@ -65,9 +65,11 @@ def judge(seen: Observed, scale: Scale) -> Verdict:
         score_is_telling=TELLING[0] <= aggregated <= TELLING[1],
     )
     few = min(task.ITEMS_MIN, seen["items_asked"])
-    verdict.require(len(rows) >= few, "few", f"{len(rows)} of {few} items were scored")
+    scored = len(rows) >= max(1, few)
+    verdict.require(scored, "few", f"{len(rows)} of {few} items were scored")
     words = f"{len(rows) - same} of {len(rows)} answers differ from the aggregated run's"
-    verdict.require(agreement >= scale.agreement_min, "agreement", words)
+    # No answers are no disagreement: a control that got none has not been noticed.
+    verdict.require(not rows or agreement >= scale.agreement_min, "agreement", words)
     differ = seen.get("other_engines", [])
     words = f"the stack behind the gateway runs otherwise: {'; '.join(differ[:TOLD_MAX])}"
     verdict.require(not differ, "other_engines", words)

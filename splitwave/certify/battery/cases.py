@@ -119,7 +119,8 @@ def compare(ours: Generated, theirs: Generated, *, dtype: str) -> Difference:
     bound = BOUNDS[dtype]
     worst = 0.0
     if len(ours.token_ids) != len(theirs.token_ids):
-        return Difference(min(len(ours.token_ids), len(theirs.token_ids)), math.inf)
+        # Nothing is said of log probabilities: what was cut off must not pass for a wrong weight.
+        return Difference(min(len(ours.token_ids), len(theirs.token_ids)), 0.0)
     for place, (mine, other) in enumerate(zip(ours.token_ids, theirs.token_ids, strict=True)):
         here, there = ours.logprobs[place], theirs.logprobs[place]
         both = here.keys() & there.keys()

@@ -27,7 +27,7 @@ class RepeatedLarge:
     """The twentieth large request is no slower than the second, within the interval."""
 
     name = CheckName.REPEATED_LARGE
-    broken = "from the middle on steps take twice their time on every rank"
+    broken = "from the middle on steps take twice their time on the rank that runs them"
     shows = ("slower",)
 
     async def observe(self, bench: Bench) -> Observed:

@@ -104,7 +104,7 @@ def result_of(
             figures=verdict.figures,
             control=Control(
                 broken=check.broken,
-                was_caught=all(broken.shows(code) for code in check.shows),
+                was_caught=bool(check.shows) and all(map(broken.shows, check.shows)),
                 figures=broken.figures,
             ),
         ),

@@ -1,7 +1,7 @@
 """Checks of step sizes: every one after every one, and ranks that disagree about them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from splitwave.certify.battery import walks
 from splitwave.certify.battery.bench import Bench, Subject, difference_row, judge_differences
@@ -18,6 +18,8 @@ WALK_TIMEOUT_S = 600.0
 SPARE_TOKENS = 40
 """A request that takes part in every step must not end before the walk does; steps before the
 last one has joined take some."""
+STEPS_MIN = 10
+"""Of a walk: as many as a control's takes, which has every order of three sizes."""
 
 
 def sizes_of(subject: Subject) -> list[int]:
@@ -76,13 +78,36 @@ async def walk(
     }
 
 
+async def walk_in_parts(bench: Bench, plans: Sequence[Sequence[int]]) -> Observed:
+    """The same for plans of any length: requests end with the envelope, and others go on."""
+    found = [
+        await walk(bench, part, None) for part in walks.parts(plans, _steps_max(bench.subject))
+    ]
+    steps = [sum(map(len, executed(part))) for part in found]
+    ragged = sum(part["raggedness"] * count for part, count in zip(found, steps, strict=True))
+    logs = zip(*map(executed, found), strict=True)
+    return {
+        "executed": [[size for log in logs_of_rank for size in log] for logs_of_rank in logs],
+        "raggedness": ragged / max(1, sum(steps)),
+        "differences": [row for part in found for row in part["differences"]],
+    }
+
+
+def _steps_max(subject: Subject) -> int:
+    """Steps of a walk during which no request of the envelope has to end."""
+    envelope = subject.envelope
+    room = min(envelope.traffic.output_max_tokens, envelope.sequence_max_tokens - 8)
+    if (steps := room - SPARE_TOKENS) < STEPS_MIN:
+        words = f"a walk needs requests of {STEPS_MIN + SPARE_TOKENS} tokens"
+        raise CheckBroken(f"{words}; the envelope has room for {room}")
+    return steps
+
+
 def _long_cases(bench: Bench, count: int, steps: int) -> list[Case]:
     """Requests that outlast a walk, if the envelope lets them."""
-    envelope = bench.subject.envelope
+    if steps > (most := _steps_max(bench.subject)):
+        raise CheckBroken(f"a walk of {steps} steps outlasts requests, which last for {most}")
     tokens = steps + SPARE_TOKENS
-    room = min(envelope.traffic.output_max_tokens, envelope.sequence_max_tokens - 8)
-    if tokens > room:
-        raise CheckBroken(f"a walk of {steps} steps needs requests of {tokens} tokens, of {room}")
     return cases([2 + place % 5 for place in range(count)], tokens, bench.scale.seed)
 
 
@@ -108,7 +133,7 @@ class Grid:
         """The shortest walk that has every order."""
         sizes = self._sizes(bench)
         plan = walks.every_order(sizes)
-        return {"sizes": sizes, **await walk(bench, [plan] * len(bench.rig.ranks()), None)}
+        return {"sizes": sizes, **await walk_in_parts(bench, [plan] * len(bench.rig.ranks()))}
 
     async def observe_broken(self, bench: Bench) -> Observed:
         """A short walk over few sizes, one of which is wrong."""
@@ -122,7 +147,8 @@ class Grid:
         verdict = Verdict()
         sizes, grid = seen["sizes"], set(sizes_of(subject))
         missing = [len(walks.orders_missing(sizes, steps)) for steps in executed(seen)]
-        strays = sorted({size for steps in executed(seen) for size in steps} - grid)
+        ran = {size for steps in executed(seen) for size in steps}
+        strays = sorted(size for size in ran if not _fits(size, subject, grid))
         verdict.note(
             sizes=len(sizes),
             sizes_of_the_grid=len(grid),
@@ -133,6 +159,11 @@ class Grid:
         verdict.require(not strays, "strays", f"steps of sizes beside the grid ran: {strays}")
         judge_differences(verdict, seen, subject)
         return verdict
+
+
+def _fits(size: int, subject: Subject, grid: Collection[int]) -> bool:
+    """True if a step of so many tokens may run: a graph's rows are padded up to its size."""
+    return size <= max(grid) if subject.mode.captures_graphs else size in grid
 
 
 RAGGED_MIN, RAGGED_MIN_OF_ONE = 0.5, 0.25
@@ -158,13 +189,14 @@ class RaggedHammer:
         """A long skewed walk; for prefill, prompts of unequal length at once."""
         if bench.rig.role is Role.PREFILL:
             return await self._prompts(bench, wrong=False)
-        return await walk(bench, self._plans(bench, bench.scale.hammer_steps), None)
+        return await walk_in_parts(bench, self._plans(bench, bench.scale.hammer_steps))
 
     async def observe_broken(self, bench: Bench) -> Observed:
         """A shorter one with a wrong size."""
         if bench.rig.role is Role.PREFILL:
             return await self._prompts(bench, wrong=True)
-        plans = self._plans(bench, min(48, bench.scale.hammer_steps))
+        steps = min(48, bench.scale.hammer_steps, _steps_max(bench.subject))
+        plans = self._plans(bench, steps)
         last = len(plans) - 1
         size = min(size for size in plans[last] if size)
         return await walk(bench, plans, (last, size))

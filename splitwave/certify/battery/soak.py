@@ -23,6 +23,8 @@ from splitwave.engine.vllm.probe.client import Step
 
 SAMPLES = 60
 """Looks at the processes' memory in a soak."""
+LOOKS_MIN = 20
+"""Below that a soak goes on, for growth is told of tenths."""
 WARM_SHARE = 0.05
 """Of the soak, before it: the first steps of a load pay for caches and connections."""
 BREAK_AT = 0.8
@@ -119,7 +121,11 @@ def _judge_memory(verdict: Verdict, seen: Observed, scale: Scale) -> None:
             curve = [float(sample[where]) for sample in samples]
             if not any(curve):
                 continue
-            share = statistics.growth(curve)
+            try:
+                share = statistics.growth(curve)
+            except TooFewSamples as few:
+                verdict.require(False, "few", f"memory of rank {rank}: {few}")
+                continue
             allowed = max(scale.memory_growth_max, scale.memory_slack_bytes / curve[0])
             verdict.note(**{f"memory_growth_{where}_rank_{rank}": round(share, 4)})
             words = f"rank {rank} holds {share:.1%} more ({where}); allowed are {allowed:.1%}"
@@ -163,9 +169,15 @@ async def _watch(
     bench: Bench, seconds: float, during: During, running: list[asyncio.Task[None]]
 ) -> list[list[dict[str, int]]]:
     """Look at memory until the time is over."""
-    began_s, memory = time.monotonic(), []
+    began_s = time.monotonic()
+    memory: list[list[dict[str, int]]] = []
     marks = [await bench.rig.target.last_step(rank) for rank in bench.rig.ranks()]
-    while (share := await _share(bench, (time.monotonic() - began_s) / seconds, marks)) < 1.0:
+    while (
+        share := min(
+            await _share(bench, (time.monotonic() - began_s) / seconds, marks),
+            len(memory) / LOOKS_MIN,  # A busy rank is slow to say what it holds.
+        )
+    ) < 1.0:
         await during(share)
         memory.append(await bench.rig.target.probe.memory_bytes())
         for task in running:

@@ -61,6 +61,19 @@ def ragged(sizes: Sequence[int], ranks: int, steps: int, seed: int) -> list[Plan
     return plans
 
 
+def parts(plans: Sequence[Sequence[int]], steps_max: int) -> list[list[Plan]]:
+    """Plans of equal length cut into parts of at most `steps_max` steps, in order.
+
+    Each part begins with the step that ended the one before, so no order of two steps is lost.
+    Parts in which nobody has anything to do are left out.
+    """
+    assert steps_max >= 2
+    (length,) = {len(plan) for plan in plans}
+    firsts = range(0, max(1, length - 1), steps_max - 1)
+    cut = [[list(plan[first : first + steps_max]) for plan in plans] for first in firsts]
+    return [part for part in cut if any(map(any, part))]
+
+
 def raggedness(plans: Sequence[Sequence[int]]) -> float:
     """Share of the steps in which ranks ran different sizes."""
     together = list(zip(*plans, strict=False))
