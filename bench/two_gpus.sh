@@ -12,16 +12,19 @@ model=${MODEL:-qwen3_30b_24l}
 python=${PYTHON:-python3}
 
 keep() {
-  for log in "$work"/rows/*/rows/*/rank*.log "$work"/*.log; do
+  for log in "$work"/rows/*/rows/*/rank*.log "$work"/prefill/rows/*/rank*.log \
+    "$work"/{split,repeated}/logs/*.log "$work"/handoff/{,*/,*/control/}*.log "$work"/*.log; do
     [ -f "$log" ] || continue
     name=$(echo "${log#"$work"/}" | tr / _)
     { head -c 20000 "$log"; echo; echo ...; tail -c 60000 "$log"; } >"$work/out/$name.txt"
   done
-  tar -C "$work/out" -czf "$results/.partial" . && mv "$results/.partial" "$results/two_gpus.tgz"
+  # Of one's own: in the end two of these run at once.
+  local part=$results/.partial.$BASHPID
+  tar -C "$work/out" -czf "$part" . && mv "$part" "$results/two_gpus.tgz"
 }
 (while sleep 15; do keep; done) >/dev/null 2>&1 &
 keeper=$!
-trap 'kill $keeper; keep' EXIT
+trap 'kill $keeper; wait $keeper 2>/dev/null; keep; rm -f "$results"/.partial.*' EXIT
 said() { echo "[$SECONDS s] $*"; }
 
 row() { # row NAME MODE [OPTION...]: the command of one row of bench.decode_modes, one word a line
@@ -33,7 +36,11 @@ row() { # row NAME MODE [OPTION...]: the command of one row of bench.decode_mode
     --work-dir "$work/rows/$name" --override "$mode:gpu_memory_utilization=0.15" "$@"
 }
 
-tuned() { echo "$1:env:VLLM_TUNED_CONFIG_FOLDER=${TUNED:-$work/out/tuned}"; }
+tuned() { # tuned MODE: with what `tune` has found here, or else what pools are served with
+  local found=$work/out/tuned
+  [ -d "$found" ] || found=$PWD/splitwave/engine/vllm/moe_configs
+  echo "$1:env:VLLM_TUNED_CONFIG_FOLDER=${TUNED:-$found}"
+}
 
 alone() { # alone SLOT NAME MODE [OPTION...]: start a row that waits for nobody, in the background
   local slot=$1 name=$2
@@ -46,7 +53,8 @@ alone() { # alone SLOT NAME MODE [OPTION...]: start a row that waits for nobody,
 hammered() { # hammered NAME REPLAYS SECONDS OPTION...: one run of the hammer
   local name=$1 replays=$2 seconds=$3
   shift 3
-  timeout $((seconds + 120)) "$python" -m bench.hammer --replays "$replays" --seconds "$seconds" \
+  # Over what it allows itself, kills and the look at stacks included: only then is --out written.
+  timeout -k 10 $((seconds + 170)) "$python" -m bench.hammer --replays "$replays" --seconds "$seconds" \
     --setup-s 110 --out "$work/out/hammer_$name.json" "$@" >"$work/hammer_$name.log" 2>&1
   said "hammer $name: $? $(grep -E '"(verdict|why|replays)"' "$work/out/hammer_$name.json" |
     head -3 | tr -d '\n')"
@@ -82,10 +90,9 @@ whole() { # whole NAME SECONDS WORD...: one script with its time limit, its end 
   said "$name: $? $(tail -n 4 "$work/$name.log" | tr '\n' ' ' | head -c 600)"
 }
 
-for part in "${parts[@]}"; do
-  said "$part"
+run() ( # run PART: in a shell of its own, so that no part's choices reach the next one
   waited=()
-  case $part in
+  case $1 in
     tune)
       timeout 120 "$python" -m bench.tune_moe --experts 128 --ranks 2 --hidden 2048 \
         --intermediate 768 --topk 8 --rows 128,256,384,512 --out "$work/out/tuned" \
@@ -135,7 +142,11 @@ for part in "${parts[@]}"; do
       done
       ;;
     long) # what must hold while everything else disturbs it: tokens, poison, a stopped rank
-      export EP_JIT_CACHE_DIR=$work/rows/v2/caches/deep_ep TRITON_CACHE_DIR=$work/rows/v2/caches/triton
+      # What the row v2 has compiled, if it has run here: rows that compile must not share folders.
+      if [ -d "$work/rows/v2/caches" ]; then
+        export EP_JIT_CACHE_DIR=$work/rows/v2/caches/deep_ep
+        export TRITON_CACHE_DIR=$work/rows/v2/caches/triton
+      fi
       BATCHES=64 RAGGED_S=300 ROW_S=520
       alone 1 long_v2 graph_v2 --override "$(tuned graph_v2)"
       alone 2 long_legacy graph_legacy --override "$(tuned graph_legacy)"
@@ -162,32 +173,35 @@ for part in "${parts[@]}"; do
     split) # prefill and decode groups of two ranks on the same two GPUs: right, not fast
       whole split "${SPLIT_S:-420}" -m bench.split_gpu_check --device cuda \
         --work-dir "$work/split" --out "$work/out/split_gpu_check.json"
-      cp "$work"/split/logs/*.log "$work/" 2>/dev/null
       ;;
     handoff) # KV from one GPU's cache into the other's, alone
-      whole handoff "${HANDOFF_S:-500}" -m bench.handoff --device cuda --limit-s 150 \
+      whole handoff "${HANDOFF_S:-560}" -m bench.handoff --device cuda --limit-s 150 \
         --work-dir "$work/handoff" --out "$work/out/handoff_gpu.json"
       ;;
     prefill) # eager prefill with and without two microbatches
       mapfile -t words < <(
         for name in whole dbo_sms8 dbo_sms12 dbo_sms16 dbo_sms20; do
           printf '%s\n' -- "$python" -m bench.prefill_modes --models "$model" --only "$name" \
-            --memory-share 0.15 --row-limit-s "${ROW_S:-300}" --work-dir "$work/prefill" \
-            --out "$work/prefill_$name.json"
+            --memory-share 0.15 --row-limit-s "${ROW_S:-430}" --work-dir "$work/prefill" \
+            --out "$work/out/prefill_$name.json"
         done
       )
       by_turns 150 "${words[@]}"
       whole prefill_merged 60 -m bench.prefill_modes.merge --work-dir "$work/prefill" \
-        --out "$work/out/prefill_modes.json" "$work"/prefill_{whole,dbo_sms8,dbo_sms12,dbo_sms16,dbo_sms20}.json
+        --out "$work/out/prefill_modes.json" "$work"/out/prefill_{whole,dbo_sms{8,12,16,20}}.json
       ;;
     repeated) # the twentieth long prompt beside the second, through the whole system
       whole repeated "${REPEATED_S:-420}" -m bench.repeated --device cuda \
         --work-dir "$work/repeated" --out "$work/out/repeated_gpu.json"
-      cp "$work"/repeated/logs/*.log "$work/" 2>/dev/null
       ;;
     *)
       said "no such part"
       ;;
   esac
+)
+
+for part in "${parts[@]}"; do
+  said "$part"
+  run "$part"
   keep
 done

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,8 +166,10 @@ def write(shape: Shape, folder: Path) -> Path:
     """Write the model's folder, which has a config.json and no weights; returns it."""
     path = folder / shape.name
     path.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(config(shape), indent=2)
-    (path / "config.json").write_text(text, encoding="utf-8")
+    # Rows that start side by side write it again while others read it.
+    part = path / f"config.{os.getpid()}.part"
+    part.write_text(json.dumps(config(shape), indent=2), encoding="utf-8")
+    part.replace(path / "config.json")
     return path
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any  # results are JSON
@@ -229,11 +229,13 @@ def main(arguments: Sequence[str]) -> int:
     for name in names:
         if results.rows.get(name, {}).get("status") == "done" and not asked.again:
             continue
-        results.rows[name] = one(name, asked, work_dir / name)
-        results.save()
+        for row in stages(name, asked, work_dir / name):
+            results.rows[name] = row
+            results.save()
         print(f"{name}: {results.rows[name].get('why', 'done')}", file=sys.stderr, flush=True)
     if asked.confirmations and ("fence" not in results.data or asked.again):
         results.data["fence"] = fence.cost(asked.confirmations, (1, 16), work_dir)
+        results.save()
     most = max(CACHES[name].block_bytes(asked.device) * asked.blocks_max for name in names)
     results.data["link"] = link(asked.device, asked, min(most, int(asked.gib_max * 2**29)))
     results.data["load_average"] = os.getloadavg()[0]
@@ -244,19 +246,21 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if all(results.rows[name]["status"] == "done" for name in names) else 1
 
 
-def one(name: str, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One cache's result, or why there is none; on GPUs with its control."""
+def stages(name: str, asked: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """One cache's result, or why there is none; on GPUs as it is before and after its control."""
     try:
         found = measure(name, asked, folder, {})
     except SideFailed as failed:
-        return {"status": "failed", "why": str(failed)}
+        yield {"status": "failed", "why": str(failed)}
+        return
     if asked.device == "cuda":
+        yield found | {"status": "without control"}  # Its engines start anew: time may run out.
         try:
             found["control"] = measure(name, asked, folder / "control", HOST_ONLY)
         except SideFailed as failed:
             found["control_failed"] = str(failed)
     found["through_host"] = through_host(found, asked.device)
-    return found | {"status": "done"}
+    yield found | {"status": "done"}
 
 
 if __name__ == "__main__":

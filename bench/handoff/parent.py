@@ -118,8 +118,11 @@ class Told:
     def say(self, **command: object) -> None:
         """Tell it to do something; `hear` has its answer."""
         assert self.process.stdin is not None
-        self.process.stdin.write((json.dumps(command) + "\n").encode())
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write((json.dumps(command) + "\n").encode())
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise SideFailed(f"{self.place.role}: has ended\n{self.tail()}") from None
 
     def hear(self, until_s: float) -> dict[str, Any]:
         """Its next answer. Raises SideFailed if it has none in time."""

@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any  # results are JSON
 
 import pytest
 
 from bench.decode_modes.models import write
+from bench.handoff import __main__ as handoff
+from bench.handoff import fence
 from bench.handoff.__main__ import blocks_of, parser, places, rates, through_host, ways
+from bench.handoff.parent import SideFailed, Told
 from bench.handoff.shapes import CACHES, sizes
 from bench.handoff.side import chosen
 from splitwave.core.mode import lookup
@@ -118,3 +122,48 @@ def test_the_ways_that_ucx_has_chosen_are_read_from_each_sides_log(tmp_path: Pat
     (tmp_path / "prefill.log").write_text("")
 
     assert ways(tmp_path) == {"prefill": [], "decode": ["cuda_ipc"]}
+
+
+def test_what_was_measured_is_kept_before_what_comes_next_can_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    kept: list[dict[str, Any]] = []
+
+    def measured(_name: str, _asked: object, folder: Path, _more: object) -> dict[str, Any]:
+        if folder.name == "control":
+            kept.append(json.loads(out.read_text()))
+            raise SideFailed("no control")
+        return {"rows": [], "sides": {"prefill": {"host_buffer": True}}}
+
+    def no_link(*_: object) -> dict[str, Any]:
+        kept.append(json.loads(out.read_text()))
+        raise TimeoutError
+
+    monkeypatch.setattr(handoff, "measure", measured)
+    monkeypatch.setattr(fence, "cost", lambda *_: ["a fence"])
+    monkeypatch.setattr(handoff, "link", no_link)
+    with pytest.raises(TimeoutError):
+        handoff.main(
+            ["--device", "cuda", "--caches", "demo", "--out", str(out),
+             "--work-dir", str(tmp_path)]
+        )  # fmt: skip
+
+    before, after = (one["rows"]["demo"] for one in kept)
+    assert before["status"] == "without control"
+    assert (after["status"], after["control_failed"]) == ("done", "no control")
+    assert kept[1]["fence"] == ["a fence"]
+
+
+def test_a_side_that_ends_before_it_is_told_something_fails_that_cache_alone() -> None:
+    class Pipe:
+        def write(self, _words: bytes) -> None:
+            raise BrokenPipeError
+
+    side = Told.__new__(Told)
+    side.place = places(parser().parse_args(CPU), {})["prefill"]
+    side.process = SimpleNamespace(stdin=Pipe())  # type: ignore[assignment]  # that has ended
+    side.log_path = Path("/dev/null")
+
+    with pytest.raises(SideFailed, match="prefill: has ended"):
+        side.say(do="fill")
