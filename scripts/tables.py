@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-
+from scripts.failure_tables import ended_span, place_rows
 from scripts.operators_tables import METRICS, SETTINGS, metric_rows, setting_rows
 from services.router import parity
 from services.router.openai import openapi
@@ -22,7 +21,6 @@ from splitwave.core.errors import Reason, ServingError
 from splitwave.core.mode_rules import FEATURES, RULES
 from splitwave.core.refusal import TOLD as TOLD_REFUSALS
 from splitwave.core.refusal import RefusalKind
-from splitwave.runtime.tracing import Tracing
 from splitwave.runtime.tracing_names import REQUEST, SPANS
 from splitwave.v1alpha1.generation_pb2 import FinishReason
 from splitwave.wire.errors import TOLD, openai_error_body, openai_type
@@ -66,9 +64,7 @@ def ends() -> str:
     rows = []
     for reason in Reason:
         body = openai_error_body(ServingError(reason, ""))["error"]
-        span = TracerProvider().get_tracer("docs").start_span("docs")
-        Tracing().end(span, reason.value)
-        assert isinstance(span, ReadableSpan)
+        span = ended_span(reason)
         told = str((span.attributes or {})["error.type"])
         last = f"`error.code` `{body['code']}`, then `{DONE.decode()}`"
         rows.append([f"`{reason.name}`", last, none, f"{span.status.status_code.name}, `{told}`"])
@@ -81,6 +77,11 @@ def _router_does(reason: Reason) -> str:
     if reason.worker_elsewhere:
         return "goes on at another worker"
     return "prefills again, and goes on" if reason.resumable else "nothing"
+
+
+def places() -> str:
+    """Where a failure shows."""
+    return table(["", "before the first byte", "after it"], place_rows())
 
 
 def http_faults() -> str:
@@ -204,7 +205,12 @@ def wave_figures() -> str:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "docs/errors.md": {"errors": errors, "ends": ends, "http faults": http_faults},
+    "docs/errors.md": {
+        "errors": errors,
+        "http faults": http_faults,
+        "places": places,
+        "ends": ends,
+    },
     "docs/api.md": {"routes": routes, "fields": fields, "unsupported": unsupported},
     "docs/operations.md": {f"{who} metrics": partial(metrics, who) for who in METRICS},
     "docs/tracing.md": {"costs": trace_costs, "spans": spans},

@@ -39,11 +39,24 @@ def test_a_documents_tables_are_fresh(document: str) -> None:
     assert text == tables.filled(document), f"{document} is stale: run `make gen`"
 
 
-def test_a_stale_table_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("told", "stale_words"),
+    [
+        ("| 429 |", "| 503 |"),
+        ('{"message", "type", "param", "code"}', '{"message", "code"}'),
+        ("requests_shed_total{reason}", "requests_shed_total{why}"),
+        ("then `[DONE]` | FINISH", "then nothing | FINISH"),
+        ("| `body_too_large` |", "| `too_large` |"),
+    ],
+    ids=["reasons", "body", "metrics", "ends", "faults"],
+)
+def test_a_stale_table_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, stale_words: str
+) -> None:
     text = (tables.ROOT / "docs/errors.md").read_text(encoding="utf-8")
     (tmp_path / "docs").mkdir()
     stale = tmp_path / "docs/errors.md"
-    stale.write_text(text.replace("| 429 |", "| 503 |"), encoding="utf-8")
+    stale.write_text(text.replace(told, stale_words), encoding="utf-8")
     monkeypatch.setattr(tables, "ROOT", tmp_path)
 
     assert tables.filled("docs/errors.md") == text != stale.read_text(encoding="utf-8")
