@@ -75,6 +75,9 @@ class LockStep:
         self.tokens: dict[str, list[int]] = {}
         self.unfinished: set[str] = set()
         self.iterations = 0
+        self.answered_s = 0.0
+        """When the last tokens came out, by perf_counter: a dummy step may follow in the same
+        iteration, as slow as any."""
 
     def add(self, requests: Iterable[Request]) -> None:
         """Hand over requests; they run from the next iteration on."""
@@ -105,6 +108,8 @@ class LockStep:
         if self.core.scheduler.has_requests() or self.core.batch_queue:
             outputs, executed = self.core.step_fn()
             self.core.post_step(executed)
+        if outputs:
+            self.answered_s = time.perf_counter()
         if not executed:
             self.core.execute_dummy_batch()
         self.iterations += 1

@@ -1,14 +1,18 @@
 """Prefill with and without microbatches: which rows there are, and what a row must have run."""
 
+# ruff: noqa: SLF001  # one step's time is measured by itself
+
 import argparse
 import json
 from pathlib import Path
-from typing import Any  # reports are JSON
+from types import SimpleNamespace
+from typing import Any  # reports are JSON, and engines are none
 
 import pytest
 
-from bench.decode_modes import environment_facts
+from bench.decode_modes import engine, environment_facts
 from bench.decode_modes.tree import Outcome
+from bench.prefill_modes import rank
 from bench.prefill_modes.__main__ import Run, parser
 from bench.prefill_modes.merge import merged
 from bench.prefill_modes.rows import equal_share, first_tokens, judged
@@ -153,3 +157,41 @@ def test_rows_that_ran_side_by_side_are_compared_once_all_have_ended(tmp_path: P
 
     assert found["ratio_to_whole"] == {"small": {"dbo_sms20": {"512 one": 1.2}}}
     assert found["rows"]["small/dbo_sms20"]["first_tokens_equal_to_whole"] == 0.5
+
+
+def test_the_dummy_step_behind_a_prefill_is_none_of_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As vLLM's core does it: the step is launched, then awaited, and then a dummy one runs."""
+    clock = [100.0]
+
+    def takes(seconds: float) -> None:
+        clock[0] += seconds
+
+    done = SimpleNamespace(
+        request_id="a", new_token_ids=[7], finish_reason=SimpleNamespace(name="LENGTH")
+    )
+    steps = iter([(2.0, None, True), (3.0, {0: SimpleNamespace(outputs=[done])}, False)])
+
+    def step() -> tuple[Any, bool]:
+        seconds, outputs, executed = next(steps)
+        takes(seconds)
+        return outputs, executed
+
+    for module in (rank, engine):
+        now = SimpleNamespace(perf_counter=lambda: clock[0])
+        monkeypatch.setattr(module, "time", now)
+    lock_step: Any = engine.LockStep.__new__(engine.LockStep)
+    lock_step.core = SimpleNamespace(
+        batch_queue=[], scheduler=SimpleNamespace(has_requests=lambda: True),
+        post_step=lambda _: None, step_fn=step, execute_dummy_batch=lambda: takes(50.0),
+    )  # fmt: skip
+    lock_step.iterations, lock_step.tokens, lock_step.unfinished = 0, {"a": []}, {"a"}
+    lock_step.add, lock_step.any_rank = lambda _: None, lambda says: says
+    unused: Any = None
+
+    took_ms = rank.Prefills(unused, 0, lock_step, lambda _: None, unused)._step([])
+
+    assert lock_step.tokens == {"a": [7]}
+    assert took_ms == 5000.0
+    assert clock == [155.0]
