@@ -9,7 +9,7 @@ from pathlib import Path
 
 from splitwave.certify.fingerprint import RanksDiffer, read_fingerprint, shape_of
 from splitwave.certify.keys import BadKey, load_trust_store
-from splitwave.certify.store import choose, files
+from splitwave.certify.store import choose
 from splitwave.certify.weights import WeightsCache, default_cache_path
 from splitwave.core.certificate import CertificateRefused, SignedCertificate, Wanted
 from splitwave.core.evidence import Level
@@ -101,7 +101,7 @@ async def _choose(engine: Engine, config: WorkerConfig) -> SignedCertificate:
         shape=shape_of(group),
         level=Level.SMOKE,  # Which level is enough for what is the routers' to say.
     )
-    path, signed = choose(files(Path(config.certificates)), wanted, trust, time.time())
+    path, signed = choose(Path(config.certificates), wanted, trust, time.time())
     log.info("certified", extra={"certificate": str(path), "level": signed.certificate.level})
     return signed
 

@@ -1,7 +1,6 @@
 """Certificates on disk, and which of them lets a group serve."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from splitwave.core.certificate import (
@@ -55,15 +54,16 @@ def files(place: Path) -> list[Path]:
 
 
 def choose(
-    paths: Sequence[Path], wanted: Wanted, trust: Trust, now_s: float
+    place: Path, wanted: Wanted, trust: Trust, now_s: float
 ) -> tuple[Path, SignedCertificate]:
-    """The certificate that lets this group serve: of several a full one, the one valid longest.
+    """The certificate that lets this group serve, of a directory or the one file that `place` is:
+    of several a full one, the one valid longest.
 
     Raises CertificateRefused with the refusal of the one that came nearest.
     """
     fitting: list[tuple[bool, int, Path, SignedCertificate]] = []
     refusals: list[Refusal] = []
-    for path in paths:
+    for path in files(place):
         try:
             signed = read_file(path)
         except CertificateRefused as refused:
@@ -82,7 +82,8 @@ def choose(
     if not refusals:
         raise _refused(
             RefusalKind.NONE_FOUND,
-            f"there is no certificate for {wanted.mode}; make one with `splitwave certify`",
+            f"there is no certificate for {wanted.mode} in {place}, which holds no *{SUFFIX}; "
+            "make one with `splitwave certify`",
         )
     raise CertificateRefused(max(refusals, key=lambda refusal: _NEARNESS[refusal.kind]))
 

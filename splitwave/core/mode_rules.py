@@ -231,10 +231,20 @@ def _compiled_steps_fit_the_grid(mode: Mode, asked: Combination) -> Says:
 def _arguments_are_the_modes(mode: Mode, asked: Combination) -> Says:
     """vLLM's arguments that the mode sets are as it sets them."""
     for name, wanted in mode.vllm_args.items():
-        found = asked.arguments.get(name, wanted)
-        if not isinstance(wanted, Mapping) and found != wanted:
-            fix = "nothing but the mode sets it: look for what changed it"
-            yield name, f"is {found!r}; mode {mode.name} has {wanted!r}", fix
+        for what, found, kept in _leaves(name, asked.arguments.get(name, wanted), wanted):
+            if found != kept:
+                fix = "nothing but the mode sets it: look for what changed it"
+                yield what, f"is {found!r}; mode {mode.name} has {kept!r}", fix
+
+
+def _leaves(name: str, found: object, wanted: object) -> Iterator[tuple[str, object, object]]:
+    """(name, found, wanted) of an argument, or of each part of one that has parts."""
+    if not isinstance(wanted, Mapping):
+        yield name, found, wanted
+        return
+    assert isinstance(found, Mapping)
+    for part, value in wanted.items():
+        yield from _leaves(f"{name}.{part}", found.get(part, value), value)
 
 
 RULES: Mapping[str, Callable[[Mode, Combination], Says]] = {

@@ -126,7 +126,7 @@ def judged(certificate: Path, wanted: Wanted) -> dict[str, Any]:
     certified = read_file(certificate).certificate.fingerprint
     names = [difference.name for difference in certified.differences(wanted.fingerprint)]
     try:
-        choose([certificate], wanted, TRUST, NOW_S)
+        choose(certificate, wanted, TRUST, NOW_S)
     except CertificateRefused as refused:
         refusal = refused.refusal
         return {"kind": refusal.kind, "first": refusal.first, "said": str(refusal), "names": names}

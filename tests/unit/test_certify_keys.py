@@ -180,7 +180,7 @@ def test_of_several_the_one_that_is_valid_longest_is_chosen(tmp_path: Path) -> N
     for days in (1, 3, 2):
         write_file(signed(expires_at_s=NOW_S + days * DAY_S), tmp_path)
 
-    _, chosen = choose(files(tmp_path), wanted(), TRUST, NOW_S)
+    _, chosen = choose(tmp_path, wanted(), TRUST, NOW_S)
 
     assert chosen.certificate.expires_at_s == NOW_S + 3 * DAY_S
 
@@ -190,7 +190,7 @@ def test_a_smoke_one_that_is_valid_longer_does_not_hide_a_full_one(tmp_path: Pat
     write_file(signed(level=Level.SMOKE, expires_at_s=NOW_S + 9 * DAY_S), tmp_path)
 
     asked = wanted(level=Level.SMOKE)
-    assert choose(files(tmp_path), asked, TRUST, NOW_S)[0] == full
+    assert choose(tmp_path, asked, TRUST, NOW_S)[0] == full
 
 
 def test_bad_ones_beside_it_do_not_keep_a_good_one_from_serving(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_bad_ones_beside_it_do_not_keep_a_good_one_from_serving(tmp_path: Path) 
     write_file(signed(expires_at_s=NOW_S - 1), tmp_path)
     (tmp_path / "broken.cert.json").write_text("{")
 
-    assert choose(files(tmp_path), wanted(), TRUST, NOW_S)[0] == good
+    assert choose(tmp_path, wanted(), TRUST, NOW_S)[0] == good
 
 
 def test_no_one_value_of_a_file_keeps_a_good_one_from_serving(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_no_one_value_of_a_file_keeps_a_good_one_from_serving(tmp_path: Path) ->
         for value in odd:
             body = whole["certificate"] | {name: value}
             bad.write_text(json.dumps(whole | {"certificate": body}))
-            assert choose(files(tmp_path), wanted(), TRUST, NOW_S)[0] == good, (name, value)
+            assert choose(tmp_path, wanted(), TRUST, NOW_S)[0] == good, (name, value)
 
 
 def test_the_refusal_that_came_nearest_is_told_with_its_file(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_the_refusal_that_came_nearest_is_told_with_its_file(tmp_path: Path) -> 
     )
 
     with pytest.raises(CertificateRefused) as refused:
-        choose(files(tmp_path), moved, TRUST, NOW_S)
+        choose(tmp_path, moved, TRUST, NOW_S)
 
     assert refused.value.refusal.kind is RefusalKind.WRONG_FINGERPRINT
     assert refused.value.refusal.first == "env.X"
@@ -232,7 +232,8 @@ def test_the_refusal_that_came_nearest_is_told_with_its_file(tmp_path: Path) -> 
 
 
 def test_without_any_certificate_it_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(CertificateRefused, match="make one with `splitwave certify`"):
-        choose(files(tmp_path), wanted(), TRUST, NOW_S)
+    with pytest.raises(CertificateRefused, match="make one with `splitwave certify`") as refused:
+        choose(tmp_path, wanted(), TRUST, NOW_S)
+    assert f"in {tmp_path}, which holds no *.cert.json" in str(refused.value)
     with pytest.raises(CertificateRefused, match="No such file"):
-        choose(files(tmp_path / "one.cert.json"), wanted(), TRUST, NOW_S)
+        choose(tmp_path / "one.cert.json", wanted(), TRUST, NOW_S)

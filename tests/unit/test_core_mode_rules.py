@@ -115,6 +115,10 @@ FORBIDDEN: list[tuple[str, dict[str, Any], str, str]] = [
         "decode_graph_ll", {"arguments": {"all2all_backend": "naive"}},
         "arguments_are_the_modes", "nothing but the mode sets it",
     ),
+    (
+        "decode_graph_ag", {"arguments": {"compilation_config": {"mode": 3}}},
+        "arguments_are_the_modes", "nothing but the mode sets it",
+    ),
 ]  # fmt: skip
 
 
@@ -130,6 +134,15 @@ def test_what_may_not_go_together_is_refused_by_rule_and_fix(
     assert [breach.rule for breach in found] == [rule]
     assert f"rule {rule}" in str(found[0])
     assert fix in found[0].fix
+
+
+def test_a_part_of_an_argument_is_named() -> None:
+    mode = lookup("decode_graph_ag")
+
+    (found,) = breaches(mode, fitting(mode, arguments={"compilation_config": {"mode": 3}}))
+
+    assert found.setting == "compilation_config.mode"
+    assert "is 3; mode decode_graph_ag has 0" in found.problem
 
 
 def test_every_rule_and_feature_is_broken_above() -> None:

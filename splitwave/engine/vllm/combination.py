@@ -65,6 +65,8 @@ def made(role: Role, mode: Mode, vllm_config: Any, environ: Mapping[str, str]) -
         arguments={
             "all2all_backend": parallel.all2all_backend,
             "async_scheduling": scheduler.async_scheduling,
+            # Its cudagraph mode has rules of its own, above.
+            "compilation_config": {"mode": int(compilation.mode)},
             "dbo_prefill_token_threshold": parallel.dbo_prefill_token_threshold,
             "distributed_executor_backend": parallel.distributed_executor_backend,
             "dp_sync_interval": parallel.dp_sync_interval,

@@ -12,10 +12,21 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any  # vLLM's configuration and client are untyped here
 
-from splitwave.core.mode import CPU_BUILD, GPU_BUILD, Device, Mode, missing_needs
+from splitwave.core.mode import (
+    CPU_BUILD,
+    DEEP_EP,
+    GPU_BUILD,
+    GPU_PER_RANK,
+    NVLINK,
+    NVSHMEM,
+    Device,
+    Mode,
+    missing_needs,
+)
 from splitwave.engine.port import EngineDied
 from splitwave.engine.vllm import forking
 from splitwave.engine.vllm.check import check_resolved
@@ -70,19 +81,26 @@ def build_config(settings: VllmGroupSettings, mode: Mode) -> Any:
 
 
 def check_build(mode: Mode) -> None:
-    """Raise SettingsError unless vLLM runs on the mode's device, as Splitwave's plugin has it."""
+    """Raise SettingsError for what the mode needs and is not here, such as a build of vLLM.
+
+    On a GPU build it is not told here that GPUs or links are missing, only that packages are.
+    """
     from vllm.platforms import current_platform
 
-    build = CPU_BUILD if current_platform.is_cpu() else GPU_BUILD
-    device_needs = [need for need in mode.needs if need in (CPU_BUILD, GPU_BUILD)]
-    if build not in device_needs:
-        raise SettingsError(
-            "mode", f"{mode.name} needs {', '.join(missing_needs(mode, {build.name}))}"
-        )
+    if missing := missing_needs(mode, _needs_met(is_cpu=current_platform.is_cpu())):
+        raise SettingsError("mode", f"{mode.name} needs {', '.join(missing)}")
     if mode.device is Device.CPU and not type(current_platform).__module__.startswith("splitwave"):
         raise SettingsError(
             "mode", "vLLM did not load Splitwave's platform plugin; VLLM_PLUGINS must list it"
         )
+
+
+def _needs_met(*, is_cpu: bool) -> set[str]:
+    """Names of the needs that are met here, or of which only a start can tell."""
+    if is_cpu:
+        return {CPU_BUILD.name}
+    met = {GPU_BUILD.name, GPU_PER_RANK.name, NVLINK.name, NVSHMEM.name}
+    return met if find_spec("deep_ep") is None else {*met, DEEP_EP.name}
 
 
 def check_ports(settings: VllmGroupSettings) -> None:
