@@ -19,6 +19,7 @@ import psutil
 from bench.decode_modes.spec import Spec
 from bench.decode_modes.traffic import RANKS
 from bench.decode_modes.turn import SLOT
+from splitwave.engine.vllm.switches import WEDGE_DIR
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.1
@@ -108,6 +109,8 @@ def started(
     out_dir.mkdir(parents=True, exist_ok=True)
     spec.save(out_dir / "spec.json")
     tree = Tree(out_dir)
+    # Not in a folder of all rows: wedged ranks read each other's reports, and answer them.
+    mode_env = {WEDGE_DIR: str(out_dir)} | dict(mode_env)
     try:
         for rank in range(RANKS):
             command = [sys.executable, "-m", module]

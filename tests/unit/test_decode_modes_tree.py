@@ -189,6 +189,16 @@ def test_a_rank_knows_its_place_and_has_caches_of_its_own(
     assert not {both[0][name] for name in tree.CACHES} & {both[1][name] for name in tree.CACHES}
 
 
+def test_wedged_ranks_report_beside_their_own_row(
+    run_as: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    tells = "report(at=os.environ['SPLITWAVE_WEDGE_DIR'], done=True)\n"
+
+    outcome = run_as(PHASE + tells, limit_s=30.0)
+
+    assert [outcome.first(rank, "at") for rank in (0, 1)] == [str(tmp_path / "row")] * 2
+
+
 def test_ports_in_use_are_passed_over() -> None:
     first = free_ports()
     with contextlib.ExitStack() as stack:
