@@ -196,7 +196,7 @@ def test_wedged_ranks_report_beside_their_own_row(
 
     outcome = run_as(PHASE + tells, limit_s=30.0)
 
-    assert [outcome.first(rank, "at") for rank in (0, 1)] == [str(tmp_path / "row")] * 2
+    assert [outcome.first(rank, "at")["at"] for rank in (0, 1)] == [str(tmp_path / "row")] * 2
 
 
 def test_ports_in_use_are_passed_over() -> None:
