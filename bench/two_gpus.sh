@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measurements that need two GPUs of one host, side by side where they do not disturb each other.
-#   bench/two_gpus.sh PART... RESULTS     parts: tune modes models v3 hammer long
+#   bench/two_gpus.sh PART... RESULTS     parts: tune modes models v3 hammer served long
 #                                                split handoff prefill repeated
 # Results, logs' ends included, are kept up to date in RESULTS/two_gpus.tgz while it runs.
 set -u
@@ -140,6 +140,14 @@ run() ( # run PART: in a shell of its own, so that no part's choices reach the n
       for transport in v2 legacy legacy_shared legacy_unfixed; do
         hammered "$transport" 12000 35 --transport "$transport"
       done
+      ;;
+    served) # the hammer on what engines are served with: transports, one buffer for two
+      # microbatches, vLLM's whole layer
+      hammered v2_served 12000 35 --transport v2 --product
+      hammered legacy_served 12000 60 --transport legacy --product
+      hammered v2_tbo_served 10000 60 --transport v2 --tbo --tbo-buffers 1
+      hammered v2_layer 4000 40 --transport v2 --level layer
+      hammered legacy_layer 4000 40 --transport legacy --level layer
       ;;
     long) # what must hold while everything else disturbs it: tokens, poison, a stopped rank
       # What the row v2 has compiled, if it has run here: rows that compile must not share folders.

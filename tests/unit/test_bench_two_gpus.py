@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.hammer.settings import parse
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "bench/two_gpus.sh"
 PACKAGES = (ROOT / "bench/two_gpus_packages.txt").read_text().splitlines()
@@ -89,6 +91,17 @@ def test_a_part_runs_as_it_would_alone_whatever_came_before_it(tmp_path: Path) -
 
     assert any("--models qwen3_30b_24l" in line for line in told)
     assert both[-len(told) + 1 :] == told[1:], "the first line asks for the installed package"
+
+
+def test_the_hammer_can_do_all_that_it_is_asked(tmp_path: Path) -> None:
+    for part in ("hammer", "served", "long"):
+        folder = tmp_path / part
+        folder.mkdir()
+        asked = [line.split()[2:] for line in run(folder, part).splitlines() if ".hammer" in line]
+
+        assert asked
+        for words in asked:
+            parse(words)  # It ends the program if it cannot.
 
 
 def test_results_of_rows_are_kept_from_the_moment_they_are_there(tmp_path: Path) -> None:
