@@ -16,6 +16,7 @@ from services.cli.machine import Machine, default_home
 from services.cli.plan import ROLES, Plan, read_experts
 from services.cli.up import BUILT_IN, build_model, reporter
 from splitwave import demo_model
+from splitwave.certify.accuracy.task import gsm8k
 from splitwave.certify.keys import BadKey, load_signing_key
 from splitwave.core.envelope import read_envelope
 from splitwave.core.evidence import Check, Level
@@ -250,8 +251,20 @@ def _gateway(arguments: argparse.Namespace, plan: Plan, report: Report) -> dict[
     if not python.is_file():
         report("certify", LM_EVAL_WORDS)
         return None
-    gsm8k = arguments.gsm8k or default_home() / "gsm8k"
-    return gateway(plan, _control_model(plan, report), python.absolute(), gsm8k)
+    problems = _word_problems(arguments.gsm8k)
+    return gateway(plan, _control_model(plan, report), python.absolute(), problems)
+
+
+def _word_problems(given: Path | None) -> Path:
+    """Where GSM8K lies, or would. Raises ValueError if it was given and cannot be read there."""
+    directory = given or default_home() / "gsm8k"
+    try:
+        found = gsm8k(directory, 1)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--gsm8k: {directory} does not hold GSM8K: {error!r}") from None
+    if found is None and given is not None:
+        raise ValueError(f"--gsm8k: {directory} has no train.jsonl and test.jsonl")
+    return directory
 
 
 def _control_model(plan: Plan, report: Report) -> Path:

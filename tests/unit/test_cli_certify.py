@@ -112,56 +112,6 @@ def test_a_grid_and_parallel_sizes_of_an_envelope_are_the_engines(
     assert (decode.tensor_parallel, decode.seats_max) == (2, 64)
 
 
-COMPILED = ("--mode", "decode_cpu_compiled", "--envelope")
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("--mode", "decode_cpu_eager", "--mode", "decode_cpu_compiled"), "are of one role"),
-        (("--envelope", "x.json"), "give one for each --mode"),
-        (("--decode-setting", "seats_max"), "NAME=VALUE"),
-        (("--model", "/nowhere"), "no config.json"),
-        (("--model", "list"), "config.json holds no JSON object"),
-        ((*COMPILED, "gone.json"), "--envelope: gone.json cannot be read: No such file"),
-        ((*COMPILED, "text"), "--envelope: text is not JSON"),
-        ((*COMPILED, "deep"), "--envelope: deep is not JSON"),
-        ((*COMPILED, "list/config.json"), "list/config.json: is no object"),
-        ((*COMPILED, "empty"), "empty.traffic: is missing"),
-        (("--key", "gone.pem"), "gone.pem cannot be read"),
-        (("--key", "text"), "text can be read by others than its owner"),
-        (("--out", "text"), "--out: cannot write into text"),
-        (("--certificates", "text"), "--certificates: cannot write into text"),
-        (("--level", "full", "--lm-eval-python", "gone"), "--lm-eval-python: gone is no file"),
-    ],
-)
-def test_wrong_usage_is_told(
-    words: tuple[str, ...],
-    why: str,
-    model: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(model.parent)
-    Path("list").mkdir()
-    for name, text in {
-        "text": "no JSON", "empty": "{}", "deep": '{"a":' * 100_000, "list/config.json": "[]",
-    }.items():  # fmt: skip
-        Path(name).write_text(text)
-    Path("text").chmod(0o644)
-    given = words if "--model" in words else ("--model", str(model), *words)
-
-    assert certify.run(parsed("--level", "smoke", *given)) == 2
-    assert why in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("length", ["0", "-1", "nan", "inf", "soon"])
-def test_a_soak_lasts_some_seconds(length: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parsed(f"--soak-s={length}")
-    assert "--soak-s" in capsys.readouterr().err
-
-
 def test_what_a_battery_says_may_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     says = tmp_path / "says"
     told = json.dumps({"mode": "m", "checks": "y" * 200_000})

@@ -24,6 +24,7 @@ from splitwave.certify.battery.campaign import (
     with_soak,
 )
 from splitwave.certify.battery.verdict import CheckBroken
+from splitwave.certify.fingerprint import RanksDiffer
 from splitwave.certify.keys import BadKey, load_signing_key
 from splitwave.core.envelope import read_envelope
 from splitwave.core.evidence import Check, Level
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     except (BadKey, ConfigError, EnvelopeRefused, JsonError, SettingsError) as error:
         say(f"cannot certify: {error}")
         return EXIT_CANNOT
-    except (CheckBroken, EngineDied) as error:
+    except (CheckBroken, EngineDied, RanksDiffer, OSError) as error:
         say(f"the battery could not go on: {error}")
         return EXIT_NOT_SIGNED
     for outcome in outcomes:

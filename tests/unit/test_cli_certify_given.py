@@ -1,0 +1,109 @@
+"""What `splitwave certify` is given and cannot use is told in one line, before anything runs."""
+
+from pathlib import Path
+
+import pytest
+
+from services.cli import certify
+from splitwave.certify.battery import __main__ as battery
+from splitwave.certify.fingerprint import RanksDiffer
+from splitwave.core.fingerprint import Difference
+from splitwave.demo_model import DemoModelOptions, Variant, build
+from tests.unit.test_cli_certify import parsed
+
+COMPILED = ("--mode", "decode_cpu_compiled", "--envelope")
+HARNESS = ("--level", "full", "--lm-eval-python", "text")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny"
+    build(path, DemoModelOptions(variant=Variant.TINY), lambda line: None)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--mode", "decode_cpu_eager", "--mode", "decode_cpu_compiled"), "are of one role"),
+        (("--envelope", "x.json"), "give one for each --mode"),
+        (("--decode-setting", "seats_max"), "NAME=VALUE"),
+        (("--model", "/nowhere"), "no config.json"),
+        (("--model", "list"), "config.json holds no JSON object"),
+        ((*COMPILED, "gone.json"), "--envelope: gone.json cannot be read: No such file"),
+        ((*COMPILED, "text"), "--envelope: text is not JSON"),
+        ((*COMPILED, "deep"), "--envelope: deep is not JSON"),
+        ((*COMPILED, "list/config.json"), "list/config.json: is no object"),
+        ((*COMPILED, "empty"), "empty.traffic: is missing"),
+        (("--key", "gone.pem"), "gone.pem cannot be read"),
+        (("--key", "text"), "text can be read by others than its owner"),
+        (("--out", "text"), "--out: cannot write into text"),
+        (("--certificates", "text"), "--certificates: cannot write into text"),
+        (("--level", "full", "--lm-eval-python", "gone"), "--lm-eval-python: gone is no file"),
+        ((*HARNESS, "--gsm8k", "list"), "--gsm8k: list has no train.jsonl and test.jsonl"),
+        ((*HARNESS, "--gsm8k", "bad"), "--gsm8k: bad does not hold GSM8K"),
+    ],
+)
+def test_wrong_usage_is_told(
+    words: tuple[str, ...],
+    why: str,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(model.parent)
+    for name in ("list", "bad"):
+        Path(name).mkdir()
+    for name, text in {
+        "text": "no JSON", "empty": "{}", "deep": '{"a":' * 100_000, "list/config.json": "[]",
+        "bad/train.jsonl": '{"question": "?"}', "bad/test.jsonl": "{}",
+    }.items():  # fmt: skip
+        Path(name).write_text(text)
+    Path("text").chmod(0o644)
+    given = words if "--model" in words else ("--model", str(model), *words)
+
+    assert certify.run(parsed("--level", "smoke", *given)) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("length", ["0", "-1", "nan", "inf", "soon"])
+def test_a_soak_lasts_some_seconds(length: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(f"--soak-s={length}")
+    assert "--soak-s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RanksDiffer(1, Difference("env.X", "1", "2")),
+            "rank 1 does not run as rank 0 does: env.X",
+        ),
+        (OSError(28, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_a_battery_that_cannot_go_on_says_why(
+    tmp_path: Path,
+    error: Exception,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def read_order(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(battery, "read_order", read_order)
+
+    order = tmp_path / "order.json"
+    order.write_text("{}")
+
+    assert battery.main([str(order)]) == 1
+    assert f"the battery could not go on: {words}" in capsys.readouterr().err.replace(
+        "[Errno 28] ", ""
+    )
