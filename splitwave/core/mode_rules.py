@@ -215,6 +215,19 @@ def _seats_fit_the_grid(mode: Mode, asked: Combination) -> Says:
         )
 
 
+def _seats_are_captured(mode: Mode, asked: Combination) -> Says:
+    """The number of seats is a captured size: vLLM captures none that is larger."""
+    above = [size for size in asked.capture_grid if size > asked.seats_max]
+    if mode.captures_graphs and above and asked.seats_max not in asked.capture_grid:
+        below = max((size for size in asked.capture_grid if size < asked.seats_max), default=0)
+        yield (
+            "seats_max",
+            f"is {asked.seats_max}; vLLM captures no size above that, so a batch of more than "
+            f"{below} rows would have no graph",
+            f"set seats_max to {min(above)}" + (f" or {below}" if below else ""),
+        )
+
+
 def _compiled_steps_fit_the_grid(mode: Mode, asked: Combination) -> Says:
     """A compiled step has no more rows than were warmed up."""
     if StepKind.COMPILED not in mode.step_kinds or not asked.capture_grid:
@@ -260,6 +273,7 @@ RULES: Mapping[str, Callable[[Mode, Combination], Says]] = {
     "grid_is_aligned": _grid_is_aligned,
     "grid_is_dense": _grid_is_dense,
     "seats_fit_the_grid": _seats_fit_the_grid,
+    "seats_are_captured": _seats_are_captured,
     "compiled_steps_fit_the_grid": _compiled_steps_fit_the_grid,
     "arguments_are_the_modes": _arguments_are_the_modes,
 }

@@ -142,7 +142,7 @@ def test_no_batch_of_a_compiled_mode_is_larger_than_what_it_warms_up(model: Path
 
 @pytest.mark.parametrize("name", ["decode_graph_ag", "decode_graph_ht", "decode_graph_ht_tbo"])
 def test_a_graph_mode_refuses_graphs_that_break(model: Path, name: str) -> None:
-    asked = settings(model, mode=name)
+    asked = settings(model, mode=name, seats_max=32)
 
     assert check(asked, {"VLLM_USE_BREAKABLE_CUDAGRAPH": "0"}).name == name
     with pytest.raises(SettingsError, match=r"rule no_breakable_graphs.*unset VLLM_USE_BREAKABLE"):

@@ -96,13 +96,15 @@ FORBIDDEN: list[tuple[str, dict[str, Any], str, str]] = [
     ("decode_graph_ag", {"capture_grid": (8, 12, 64)}, "grid_is_aligned", "use 8 or 16"),
     ("decode_graph_ag", {"capture_grid": (4, 64)}, "grid_is_aligned", "use 8"),
     ("decode_graph_ht_tbo", {"capture_grid": (32, 48, 64)}, "grid_is_aligned", "use 32 or 64"),
-    ("decode_graph_ht_tbo", {"capture_grid": (32, 96)}, "grid_is_dense", "add 64"),
+    ("decode_graph_ht_tbo", {"capture_grid": (32, 96), "seats_max": 96}, "grid_is_dense", "add 64"),
     ("decode_graph_ht_tbo", {"capture_grid": (64,)}, "grid_is_dense", "add 32"),
     (
         "decode_cpu_compiled", {"capture_grid": (1, 2, *range(4, 65))},
         "grid_is_dense", "every size is warmed up",
     ),
     ("decode_graph_ag", {"seats_max": 65}, "seats_fit_the_grid", "set seats_max to 64 or less"),
+    ("decode_graph_ag", {"seats_max": 60}, "seats_are_captured", "set seats_max to 64 or 56"),
+    ("decode_graph_ag", {"seats_max": 5}, "seats_are_captured", "set seats_max to 8"),
     (
         "decode_cpu_compiled", {"step_max_tokens": 65},
         "compiled_steps_fit_the_grid", "set it to 64",
