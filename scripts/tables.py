@@ -204,6 +204,22 @@ def wave_figures() -> str:
     )
 
 
+def wave_simulation() -> str:
+    """How many simulated schedules have been run, and what they met."""
+    result = json.loads((ROOT / "bench/results/wave_sim.json").read_text(encoding="utf-8"))
+    rows = [
+        ["schedules", f"{result['seeds']:,}"],
+        ["of them broke an invariant", f"{len(result['broken']):,}"],
+        ["messages and other events", f"{result['events']:,}"],
+        ["events of a schedule, at least", f"{result['events_per_seed_min']:,}"],
+        ["kinds of fault in a schedule, at least", f"{result['fault_kinds_per_seed_min']:,}"],
+        ["triples of state, message and fault", f"{result['triples']:,}"],
+        ["meetings of the scarcest", f"{result['triple_hits_min']:,}"],
+        ["CPU of a schedule", f"{result['cpu_ms_per_seed']} ms"],
+    ]
+    return table([f"at {result['git_sha'][:12]}", ""], rows) + f"\n\n{result['note']}."
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/errors.md": {
         "errors": errors,
@@ -214,7 +230,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/api.md": {"routes": routes, "fields": fields, "unsupported": unsupported},
     "docs/operations.md": {f"{who} metrics": partial(metrics, who) for who in METRICS},
     "docs/tracing.md": {"costs": trace_costs, "spans": spans},
-    "docs/waves.md": {"figures": wave_figures},
+    "docs/waves.md": {"figures": wave_figures, "simulation": wave_simulation},
     "docs/certification.md": {"refusals": refusals, "rules": rules},
     "docs/configuration.md": {f"{who} settings": partial(settings, who) for who in SETTINGS},
 }
