@@ -26,6 +26,7 @@ from splitwave.core.deadline import Deadline
 from splitwave.core.demands import RequestShape
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Request, Sampling, features
+from splitwave.core.sampling_limits import SamplingLimits
 from splitwave.core.worker import Role
 from splitwave.runtime.tracing import OFF
 from splitwave.runtime.tracing_names import FINISHED
@@ -158,8 +159,8 @@ class FrontDoor:
             )
         return await self.tokenizer.chat.render_async(messages, options)
 
-    def tokens_left(self, prompt: Sequence[int]) -> int:
-        """What a prompt leaves of the context, at least 1. Raises INVALID_REQUEST if nothing."""
+    def sampling_limits(self, prompt: Sequence[int]) -> SamplingLimits:
+        """What may be asked for beside a prompt. Raises INVALID_REQUEST if it leaves nothing."""
         limits = self.fleet.limits()
         if limits is None:
             raise self.fleet.absence(Role.DECODE, retry_after_s=1.0)
@@ -169,7 +170,11 @@ class FrontDoor:
                 f"prompt: {len(prompt)} tokens leave nothing of the context of"
                 f" {limits.model_len_max_tokens} tokens for a completion; shorten it"
             )
-        return min(left, limits.output_max_tokens)
+        return SamplingLimits(
+            tokens_max=left,
+            certified_max=limits.output_max_tokens,
+            vocab_size=self.tokenizer.vocab_size,
+        )
 
     def _check_fits(self, order: Order) -> None:
         """Raise INVALID_REQUEST for more completions at once than the decode pool ever holds."""

@@ -154,10 +154,7 @@ class GenerateServicer(pb_grpc.GenerateServiceServicer):
         wanted = request.prompt_logprobs if request.HasField("prompt_logprobs") else None
         check_prompt_logprobs(wanted, len(token_ids))
         sampling = sampling_from_client(
-            _params(request),
-            tokens_left=door.tokens_left(token_ids),
-            vocab_size=door.tokenizer.vocab_size,
-            eos_token_ids=door.eos_token_ids,
+            _params(request), door.sampling_limits(token_ids), door.eos_token_ids
         )
         return Order(
             request_id=door.request_id(request.request_id),

@@ -23,7 +23,15 @@ class SamplingLimits:
 
     tokens_max: int | None = None
     """What the prompt leaves of the context."""
+    certified_max: int | None = None
+    """Longest completion that a pool may serve. More is no bad request, but one for others."""
     vocab_size: int | None = None
+
+    @property
+    def tokens_unasked(self) -> int | None:
+        """What a client gets that names no max_tokens: all that is left and may be served."""
+        bounds = [bound for bound in (self.tokens_max, self.certified_max) if bound is not None]
+        return min(bounds, default=None)
 
 
 def check_sampling(sampling: Sampling, limits: SamplingLimits | None = None) -> None:

@@ -53,21 +53,21 @@ def sampling_from_proto(message: pb.SamplingParams) -> Sampling:
 
 
 def sampling_from_client(
-    message: pb.SamplingParams, *, tokens_left: int, vocab_size: int, eos_token_ids: Sequence[int]
+    message: pb.SamplingParams, limits: SamplingLimits, eos_token_ids: Sequence[int]
 ) -> Sampling:
     """Read what a client wrote, fill the defaults in and hold it against the ranges.
 
-    `tokens_left` is what the prompt leaves of the model's context, and max_tokens'
-    default. Raises INVALID_REQUEST, naming the field and the fix.
+    Raises INVALID_REQUEST, naming the field and the fix.
     """
     if message.eos_token_ids:
         raise ServingError(
             Reason.INVALID_REQUEST,
             "eos_token_ids: these are the model's; use stop_token_ids for others, or ignore_eos",
         )
-    max_tokens = message.max_tokens if message.HasField("max_tokens") else tokens_left
+    unasked = limits.tokens_unasked or 1
+    max_tokens = message.max_tokens if message.HasField("max_tokens") else unasked
     sampling = _read(message, max_tokens, tuple(eos_token_ids))
-    check_sampling(sampling, SamplingLimits(tokens_max=tokens_left, vocab_size=vocab_size))
+    check_sampling(sampling, limits)
     return sampling
 
 

@@ -7,6 +7,7 @@ import pytest
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import FinishReason, Sampling, TokenLogprob
 from splitwave.core.prefill import PrefillCall, PrefillResult
+from splitwave.core.sampling_limits import SamplingLimits
 from splitwave.core.session import (
     Accepted,
     AskGrant,
@@ -47,8 +48,11 @@ from splitwave.wire.worker import description_from_proto
 Params = generation_pb2.SamplingParams
 
 
+LIMITS = SamplingLimits(tokens_max=100, vocab_size=1000)
+
+
 def from_client(message: Params) -> Sampling:
-    return sampling_from_client(message, tokens_left=100, vocab_size=1000, eos_token_ids=(2,))
+    return sampling_from_client(message, LIMITS, (2,))
 
 
 def test_a_client_gets_the_defaults_that_the_contract_names() -> None:

@@ -313,7 +313,7 @@ async def test_a_bug_of_ours_is_told_as_one(model: Model) -> None:
         def broken(*_: object, **__: object) -> Any:
             raise RuntimeError("a secret prompt")
 
-        stack.door.tokens_left = broken  # type: ignore[method-assign]  # this is the fault
+        stack.door.sampling_limits = broken  # type: ignore[method-assign]  # this is the fault
         heard = await over_http(stack, "x", "/v1/completions", stream=False)
 
     assert (heard.status, heard.error["code"]) == (500, "internal")

@@ -245,6 +245,10 @@ async def test_a_request_outside_the_envelope_is_refused_by_the_limits_name(
 ) -> None:
     async with pools(model, (SLOW, FULL)) as made:
         await ready(made, 1)
+        limits = made.door.sampling_limits([65] * length)
+        assert limits.certified_max == ENVELOPE.traffic.output_max_tokens
+        assert limits.tokens_max is not None
+        assert limits.tokens_max > 401, "it is a request for another pool, and no bad one"
         asked = Sampling(max_tokens=tokens, **({"temperature": 0.0} | sampling))  # type: ignore[arg-type]  # fields by name
         refused = await refusal(made.send("outside", [65] * length, asked))
         assert refused.reason is Reason.OUTSIDE_ENVELOPE

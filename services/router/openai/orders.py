@@ -16,7 +16,7 @@ from services.router.openai.schema import (
 )
 from services.router.order import Order
 from splitwave.core.generation import Sampling
-from splitwave.core.sampling_limits import SamplingLimits, check_prompt_logprobs
+from splitwave.core.sampling_limits import check_prompt_logprobs
 from splitwave.text.detokenizer import unfinished_bytes
 
 Headers = Mapping[str, str]
@@ -125,11 +125,7 @@ class OrderBook:
         )
 
     def _sampling(self, body: CompletionBody | ChatBody, token_ids: Sequence[int]) -> Sampling:
-        limits = SamplingLimits(
-            tokens_max=self._door.tokens_left(token_ids),
-            vocab_size=self._door.tokenizer.vocab_size,
-        )
-        return body.sampling(self._door.eos_token_ids, limits)
+        return body.sampling(self._door.eos_token_ids, self._door.sampling_limits(token_ids))
 
 
 def _trace_headers(headers: Headers) -> dict[str, str]:

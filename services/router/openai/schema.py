@@ -53,7 +53,7 @@ class CompletionBody(GenerationBody, kw_only=True):
 
     def sampling(self, eos_token_ids: Sequence[int], limits: SamplingLimits) -> Sampling:
         """Checked sampling."""
-        default = min(MAX_TOKENS_DEFAULT, given_or(limits.tokens_max, MAX_TOKENS_DEFAULT))
+        default = min(MAX_TOKENS_DEFAULT, given_or(limits.tokens_unasked, MAX_TOKENS_DEFAULT))
         max_tokens = 1 if self.scored_only else given_or(self.max_tokens, default)
         return self.sampling_with(
             limits, eos_token_ids, max_tokens=max_tokens, logprobs=self.logprobs
@@ -121,7 +121,7 @@ class ChatBody(GenerationBody, kw_only=True):
         return self.sampling_with(
             limits,
             eos_token_ids,
-            max_tokens=given_or(given, limits.tokens_max or 1),
+            max_tokens=given_or(given, limits.tokens_unasked or 1),
             logprobs=given_or(self.top_logprobs, 0) if self.logprobs else None,
         )
 

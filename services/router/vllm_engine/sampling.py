@@ -62,9 +62,10 @@ def read_sampling(
 ) -> Sampling:
     """Checked sampling. Raises INVALID_REQUEST, naming the field and the fix.
 
-    Absent max_tokens is what the prompt leaves of the context, as with vLLM.
+    Absent max_tokens is what the prompt leaves of the context, as with vLLM, or of it what the
+    pool may serve.
     """
-    left = limits.tokens_max or 1
+    left = limits.tokens_unasked or 1
     sampling = Sampling(
         max_tokens=params.max_tokens if params.HasField("max_tokens") else left,
         min_tokens=params.min_tokens,

@@ -31,7 +31,6 @@ from services.router.vllm_engine.sampling import (
     text_options,
 )
 from splitwave.core.errors import Reason, ServingError
-from splitwave.core.sampling_limits import SamplingLimits
 from splitwave.core.worker import Role
 from splitwave.wire.errors import Aborts, abort
 from splitwave.wire.stream import Writes, emitter
@@ -181,9 +180,7 @@ class VllmEngineServicer:
         refuse_unserved(request)
         door, params = self._door, request.sampling_params
         token_ids = await door.prompt_ids(prompt_of(request))
-        limits = SamplingLimits(
-            tokens_max=door.tokens_left(token_ids), vocab_size=door.tokenizer.vocab_size
-        )
+        limits = door.sampling_limits(token_ids)
         prompt_logprobs = prompt_logprobs_of(params, len(token_ids))
         sampling = read_sampling(params, door.eos_token_ids, limits)
         return Order(
