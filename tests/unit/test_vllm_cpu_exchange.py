@@ -12,7 +12,7 @@ import torch
 
 from splitwave.engine.vllm.cpu import padding
 from splitwave.engine.vllm.cpu.communicator import CpuEpCommunicator
-from splitwave.engine.vllm.cpu.exchange import Exchange, RankGone
+from splitwave.engine.vllm.cpu.exchange import Exchange, OutOfStep, RankGone
 
 T = TypeVar("T")
 RANKS = 3
@@ -96,6 +96,32 @@ def test_the_end_of_a_rank_is_an_error_in_the_others(exchanges: list[Exchange], 
     by_rank(call)
 
 
+@pytest.mark.parametrize(("calls", "count"), [(1, 8), (2, 4)])
+def test_a_message_of_another_call_is_never_taken_for_this_ones(
+    exchanges: list[Exchange], calls: int, count: int
+) -> None:
+    """Rank 1 has sent 4 bytes more, or is a call ahead: what it sent would fit all the same."""
+
+    def call(rank: int) -> str:
+        length = count if rank == 1 else 4
+        sent = [[memoryview(bytearray(length))] for _ in range(RANKS)]
+        received = [[memoryview(bytearray(4))] for _ in range(RANKS)]
+        if rank == 1:
+            exchanges[1]._calls = calls - 1  # noqa: SLF001  # what a call of its own would do
+        try:
+            exchanges[rank].all_to_all(sent, received)
+        except OutOfStep as error:
+            return str(error)
+        return ""
+
+    said = by_rank(call)
+
+    for rank in (0, 2):
+        assert said[rank] == (
+            f"rank 1 sent (call, bytes) ({calls}, {count}), rank {rank} waits for (1, 4)"
+        )
+
+
 @pytest.mark.parametrize("sizes", [[2, 2, 2], [3, 0, 1], [0, 0, 5], [700, 1, 512]])
 def test_rows_of_several_kinds_are_gathered_in_rank_order(
     communicators: list[CpuEpCommunicator], sizes: list[int]
@@ -153,3 +179,34 @@ def test_what_ranks_tell_before_a_step_is_as_vllms_own_sum(
         return told
 
     assert by_rank(call) == [[[5, 6, 7], [8, 8, 8], [0, 1, 0], [2, 1, 0]]] * RANKS
+
+
+@pytest.mark.parametrize("works", [(0, 0, 0), (0, 1, 0), (1, 1, 1)])
+@pytest.mark.parametrize("pauses", [(0, 0, 0), (1, 0, 1), (1, 1, 1)])
+def test_a_vote_comes_out_as_vllms_own(
+    exchanges: list[Exchange],
+    monkeypatch: pytest.MonkeyPatch,
+    works: tuple[bool, ...],
+    pauses: tuple[bool, ...],
+) -> None:
+    here = threading.local()
+    monkeypatch.setattr(padding, "_votes", lambda: here.votes)
+
+    def call(rank: int) -> tuple[bool, bool]:
+        here.votes = exchanges[rank]
+        ask = padding.voted(lambda *_, **__: pytest.fail("vLLM's own was asked"))
+        return ask(None, has_unfinished=bool(works[rank]), pending_pause=bool(pauses[rank]))
+
+    # vLLM: the sum of the works is above 0, or that of the pauses no multiple of the ranks.
+    expected = (sum(works) > 0 or sum(pauses) % RANKS != 0, sum(pauses) == RANKS)
+    assert by_rank(call) == [expected] * RANKS
+
+
+def test_where_the_worker_is_another_process_vllms_own_vote_is_asked() -> None:
+    def ask(group: str, *, has_unfinished: bool, pending_pause: bool) -> tuple[bool, bool]:
+        assert group == "group"
+        return has_unfinished, pending_pause
+
+    asked = padding.voted(ask)
+
+    assert asked("group", has_unfinished=True, pending_pause=False) == (True, False)

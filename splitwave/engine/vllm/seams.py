@@ -157,6 +157,7 @@ CPU = (
         "should_ubatch orig_num_tokens_per_ubatch padded_num_tokens_per_ubatch cudagraph_mode "
         "parallel_config",
     ),
+    _seam("vllm.config:ParallelConfig.sync_dp_state", "dp_group has_unfinished pending_pause"),
     _seam("vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model", "self"),
     _seam(
         "vllm.v1.worker.cpu_model_runner:CPUModelRunner._dummy_run",

@@ -20,11 +20,15 @@ class CpuEpCommunicator(CpuCommunicator):
 
     exchange: Exchange | None = None
     """Of groups whose ranks are of data parallelism."""
+    votes: Exchange | None = None
+    """Of what they vote on between steps: apart, since a vote is no part of a step."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         if self.world_size > 1 and self.unique_name.startswith(("dp", "ep")):
             self.exchange = Exchange(self.rank_in_group, self._share)
+        if self.world_size > 1 and self.unique_name.startswith("dp"):
+            self.votes = Exchange(self.rank_in_group, self._share)
 
     def _share(self, word: str) -> list[str]:
         words = [""] * self.world_size
@@ -34,8 +38,9 @@ class CpuEpCommunicator(CpuCommunicator):
     def destroy(self) -> None:
         """Give up the connections too."""
         super().destroy()
-        if self.exchange is not None:
-            self.exchange.close()
+        for exchange in (self.exchange, self.votes):
+            if exchange is not None:
+                exchange.close()
 
     def all_gatherv(
         self,

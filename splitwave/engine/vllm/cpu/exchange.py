@@ -9,6 +9,7 @@ import contextlib
 import select
 import shutil
 import socket
+import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,16 +17,24 @@ from pathlib import Path
 CONNECT_S = 60.0
 """The other ranks of the group are at the same place of their start."""
 RANK_BYTES = 4
-Buffers = dict[int, list[memoryview]]
-"""By rank what is still to be done."""
+HEADER = struct.Struct("<QQ")
+"""Before each message: which call of its sender it is of, and its bytes."""
 
 
 class RankGone(Exception):
     """Another rank's end of a connection is closed: its process has ended."""
 
 
+class OutOfStep(Exception):
+    """Ranks made different calls: what has come is not what was waited for."""
+
+
 class Exchange:
-    """This rank's connections to all others; one call at a time."""
+    """This rank's connections to all others; one call at a time.
+
+    All ranks make the same calls in the same order. Where one does not, its peers wait or see
+    that its message is of another call: they never take it for their own.
+    """
 
     def __init__(self, rank: int, share: Callable[[str], Sequence[str]]) -> None:
         """Connect; all ranks do so together.
@@ -34,6 +43,7 @@ class Exchange:
         rank is on another machine or does not come within CONNECT_S.
         """
         self.rank = rank
+        self._calls = 0
         folder = Path(tempfile.mkdtemp(prefix="splitwave-"))  # For this user alone.
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
@@ -41,6 +51,7 @@ class Exchange:
                 door.listen()
                 door.settimeout(CONNECT_S)
                 addresses = share(str(folder / "rank"))
+                self.ranks = len(addresses)
                 self._peers = {
                     peer: _connected(address, rank) for peer, address in enumerate(addresses[:rank])
                 }
@@ -56,10 +67,15 @@ class Exchange:
         """Give each rank its buffers and fill those that are to come from it.
 
         Both are by rank, this rank's own place is not looked at. Buffers are of bytes; how many
-        travel is known at both ends. Raises RankGone.
+        travel is known at both ends. Raises RankGone, and OutOfStep.
         """
-        left = {peer: _filled(sent[peer]) for peer in self._peers}
-        missing = {peer: _filled(received[peer]) for peer in self._peers}
+        self._calls += 1
+        heads = {peer: bytearray(HEADER.size) for peer in self._peers}
+        expected = {peer: self._header(received[peer]) for peer in self._peers}
+        left = {peer: _filled([self._header(sent[peer]), *sent[peer]]) for peer in self._peers}
+        missing = {
+            peer: _filled([memoryview(head), *received[peer]]) for peer, head in heads.items()
+        }
         for peer, buffers in left.items():
             self._send(peer, buffers)
         while any(left.values()):  # More than a socket holds: the others must be read meanwhile.
@@ -70,11 +86,20 @@ class Exchange:
         for peer, buffers in missing.items():
             while buffers:  # It has all it needs from here, so it will send.
                 self._receive(peer, buffers, socket.MSG_WAITALL)
+        for peer, head in heads.items():
+            if head != expected[peer]:
+                raise OutOfStep(
+                    f"rank {peer} sent (call, bytes) {HEADER.unpack(head)},"
+                    f" rank {self.rank} waits for {HEADER.unpack(expected[peer])}"
+                )
 
     def close(self) -> None:
         """The others see it as this rank's end. Safe to call twice."""
         for connection in self._peers.values():
             connection.close()
+
+    def _header(self, buffers: Sequence[memoryview]) -> memoryview:
+        return memoryview(HEADER.pack(self._calls, sum(buffer.nbytes for buffer in buffers)))
 
     def _wait(
         self, left: dict[int, list[memoryview]], missing: dict[int, list[memoryview]]
