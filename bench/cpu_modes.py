@@ -28,7 +28,7 @@ from splitwave.engine.vllm.adapter import VllmEngine
 from splitwave.engine.vllm.config import VllmGroupSettings
 from splitwave.engine.vllm.start import preload, start_group
 
-ROUNDS = 8
+ROUNDS = 16
 BATCH = 8
 """Requests a rank."""
 STEPS = 300
