@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any  # JSON
 
+from bench import batteries
 from bench.decode_modes import page as decode_modes
 from bench.handoff import page as handoff
 from bench.split import page as split
@@ -236,6 +237,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "demo": demo,
     "cpu modes": cpu_modes,
     "cpu modes origin": partial(origin, "cpu_modes"),
+    "batteries": batteries.text,
     "handoff": handoff.text,
     "decode modes": lambda: decode_modes.text(decode_modes.read()),
     "split": lambda: split.text(split.read()),
