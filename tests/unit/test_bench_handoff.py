@@ -142,9 +142,7 @@ def test_what_was_measured_is_kept_before_what_comes_next_can_fail(
 
     monkeypatch.setattr(handoff, "measure", measured)
     monkeypatch.setattr(fence, "cost", lambda *_: ["a fence"])
-    monkeypatch.setattr(
-        handoff, "provenance", lambda *_, **__: {}
-    )  # Of packages that may not be here.
+    monkeypatch.setattr(handoff, "provenance", lambda *_, **__: {})  # No torch may be here.
     monkeypatch.setattr(handoff, "link", no_link)
     with pytest.raises(TimeoutError):
         handoff.main(
