@@ -27,7 +27,7 @@ LOOKS_MIN = 20
 """Below that a soak goes on, for growth is told of tenths."""
 WARM_SHARE = 0.05
 """Of the soak, before it: the first steps of a load pay for caches and connections."""
-BREAK_AT = 0.8
+BREAK_AT = 0.6
 """Share of the control's soak after which everything breaks."""
 PATIENCE = 10.0
 """Times its length that a soak may take to have steps enough to compare."""
