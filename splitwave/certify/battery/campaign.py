@@ -247,10 +247,12 @@ def finish(order: Order, trial: Trial, used_cpu_s: float) -> Outcome:
         expires_at_s=now_s + VALID_DAYS * 86400,
         key_id=order.key.public.key_id,
     )
-    path, why = None, _short_soak(trial)
+    path = None
     try:
+        signed = sign_certificate(body, order.key)
+        why = _short_soak(trial)
         if not why:
-            path = write_file(sign_certificate(body, order.key), order.certificates)
+            path = write_file(signed, order.certificates)
             trial.state.clear()
     except CertificateRefused as refused:
         why = str(refused)
