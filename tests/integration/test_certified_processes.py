@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ from splitwave.core.envelope import Envelope, Traffic
 from splitwave.core.evidence import Level, required_checks
 from splitwave.core.fingerprint import Fingerprint
 from splitwave.core.mode import lookup
-from tests.integration.test_workers_processes import exit_of, until_serving
+from tests.integration.test_workers_processes import exit_of, started, until_serving
 from tests.integration.worker_stack import free_port
 from tests.unit.certificates import DAY_S, KEY, certificate, evidence
 
@@ -29,24 +26,12 @@ EVERYTHING = Envelope(
 )  # fmt: skip
 
 
-@asynccontextmanager
-async def started(
+def worker(
     address: str, *flags: str, **variables: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A simulated decode worker of two ranks; whatever is left of it is killed."""
-    command = [
-        sys.executable, "-m", "services.decode", "--engine=sim", "--engine-settings=ranks=2",
-        f"--listen={address}", "--drain-unready-s=0", *flags,
-    ]  # fmt: skip
-    process = await asyncio.create_subprocess_exec(
-        *command, stderr=asyncio.subprocess.PIPE, env={**os.environ, **variables}
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    """A simulated decode worker of two ranks that serves only if it is certified."""
+    told = ("--engine-settings=ranks=2", f"--listen={address}", "--allow-uncertified=false")
+    return started("decode", *told, *flags, **variables)
 
 
 def sign(told: Path, place: Path) -> None:
@@ -70,7 +55,7 @@ async def flags(tmp_path: Path) -> list[str]:
     """What a worker is given that has a certificate, made of what such a worker says it runs."""
     told = tmp_path / "fingerprint.json"
     address = f"127.0.0.1:{free_port()}"
-    async with started(address, "--allow-uncertified=true", f"--fingerprint-file={told}"):
+    async with worker(address, "--allow-uncertified=true", f"--fingerprint-file={told}"):
         await until_serving(address)
     await asyncio.to_thread(sign, told, tmp_path)
     return [f"--certificates={tmp_path}", f"--trust={tmp_path}"]
@@ -78,13 +63,13 @@ async def flags(tmp_path: Path) -> list[str]:
 
 async def test_a_worker_that_runs_what_was_certified_serves(flags: list[str]) -> None:
     address = f"127.0.0.1:{free_port()}"
-    async with started(address, *flags):
+    async with worker(address, *flags):
         await until_serving(address)
 
 
 async def test_one_variable_more_ends_it_with_3_and_is_named(flags: list[str]) -> None:
     address = f"127.0.0.1:{free_port()}"
-    async with started(address, *flags, NCCL_OF_NEXT_YEAR="7") as process:
+    async with worker(address, *flags, NCCL_OF_NEXT_YEAR="7") as process:
         code, log = await exit_of(process)
 
     assert code == 3
@@ -95,7 +80,7 @@ async def test_one_variable_more_ends_it_with_3_and_is_named(flags: list[str]) -
 
 
 async def test_without_a_certificate_it_ends_with_3_and_says_what_to_give() -> None:
-    async with started(f"127.0.0.1:{free_port()}") as process:
+    async with worker(f"127.0.0.1:{free_port()}") as process:
         code, log = await exit_of(process)
 
     assert code == 3

@@ -23,8 +23,10 @@ START_S = 30.0
 
 
 @asynccontextmanager
-async def started(service: str, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A worker's process; whatever is left of it is killed."""
+async def started(
+    service: str, *flags: str, **variables: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker's process; whatever is left of it is killed. The last of a repeated flag counts."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -34,7 +36,7 @@ async def started(service: str, *flags: str) -> AsyncIterator[asyncio.subprocess
         "--allow-uncertified=true",
         *flags,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "SPLITWAVE_FAULTS": ""},
+        env={**os.environ, "SPLITWAVE_FAULTS": "", **variables},
     )
     try:
         yield process
