@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from bench.decode_modes.tree import free_ports
+from bench.shared_gpu import devices
 from bench.split_gpu_model import build as build_gpu_model
 from services.cli.plan import Plan, read_experts
 from splitwave import demo_model
@@ -11,6 +12,8 @@ from splitwave.core.mode import MODES
 
 RANKS = 2
 STALL_S = 120
+SHARES = 0.8
+"""Of a GPU that all ranks are on."""
 GPU_GROUP = {
     "dtype": "bfloat16",
     "devices": "0 1",
@@ -72,12 +75,21 @@ def mode_of(asked: argparse.Namespace, role: str) -> str:
     return str(getattr(asked, f"{role}_mode") or MODES_OF[asked.device, role])
 
 
+def gpu_group() -> dict[str, str]:
+    """Settings of any group on GPUs; where ranks share one, so do both groups."""
+    if not (shared := devices()):
+        return GPU_GROUP
+    at_once = 2 * max(map(shared.count, shared))  # ranks of both groups
+    share = f"{SHARES / at_once:.3f}"
+    return GPU_GROUP | {"devices": " ".join(map(str, shared)), "gpu_memory_share": share}
+
+
 def settings_of(asked: argparse.Namespace, role: str) -> dict[str, str]:
     """Settings of a role's engines."""
     more = dict(text.split("=", 1) for text in getattr(asked, f"{role}_setting"))
     if asked.engine == "sim":
         return more
-    common = GPU_GROUP if asked.device == "cuda" else CPU_GROUP
+    common = gpu_group() if asked.device == "cuda" else CPU_GROUP
     return common | OWN[asked.device, role] | more
 
 

@@ -9,6 +9,7 @@ from typing import Any  # vLLM's objects are untyped here
 
 from bench.decode_modes.spec import RowSpec, Spec
 from bench.decode_modes.traffic import LENGTHS, PROMPT_TOKENS, Request
+from bench.shared_gpu import devices
 
 BLOCK_STEP_TOKENS = 64
 KV_BYTES_MORE = 256 << 20
@@ -67,6 +68,7 @@ class LockStep:
 
         self.config = EngineArgs(**arguments).create_engine_config()
         parallel = self.config.parallel_config
+        parallel.assigned_physical_gpu_ids = devices() or None
         assert parallel.data_parallel_rank == rank
         self._parallel = type(parallel)
         # The same order of ports on every rank: first this group's, then the workers'.

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from bench.shared_gpu import device
+
 
 class Device(Protocol):
     """Where graphs are captured and replayed."""
@@ -90,9 +92,10 @@ class Cuda:
     """One GPU, on a stream of its own for everything that is not captured."""
 
     def __init__(self, rank: int, pool: str, *, one_channel: bool) -> None:
-        torch.cuda.set_device(rank)
-        self.place = torch.device("cuda", rank)
-        self.name = torch.cuda.get_device_name(rank)
+        number = device(rank)
+        torch.cuda.set_device(number)
+        self.place = torch.device("cuda", number)
+        self.name = torch.cuda.get_device_name(number)
         torch.cuda.set_stream(torch.cuda.Stream(self.place))
         self._pool = torch.cuda.graph_pool_handle() if pool == "shared" else None
         self._side = torch.cuda.Stream(self.place)

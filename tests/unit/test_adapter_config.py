@@ -103,7 +103,16 @@ def test_settings_that_fit_give_their_mode(model: Path) -> None:
         ("devices", {"devices": "0 1"}, "is for GPUs"),
         ("gpu_memory_share", {"gpu_memory_share": 0.5}, "is for GPUs"),
         ("devices", {"mode": "decode_graph_ag", "devices": "0 x"}, "write whole numbers"),
-        ("devices", {"mode": "decode_graph_ag", "devices": "0 0"}, "write each once"),
+        (
+            "gpu_memory_share",
+            {"mode": "decode_graph_ag", "devices": "0 0"},
+            "2 ranks are on one device",
+        ),
+        (
+            "gpu_memory_share",
+            {"mode": "decode_graph_ag", "devices": "0 0", "gpu_memory_share": 0.6},
+            "0.5 at most, for 2 ranks a device",
+        ),
         ("devices", {"mode": "decode_graph_ag", "devices": "0"}, "the group needs 2"),
         (
             "gpu_memory_share",
@@ -257,6 +266,17 @@ def test_groups_share_gpus_by_device_and_by_memory(model: Path) -> None:
     assert engine_arguments(shared, mode)["gpu_memory_utilization"] == 0.4
     assert "CUDA_VISIBLE_DEVICES" not in environment(settings(model), mode), "all that are visible"
     assert "gpu_memory_utilization" not in engine_arguments(settings(model), mode), "vLLM's share"
+
+
+def test_ranks_may_share_a_gpu(model: Path) -> None:
+    mode = lookup("decode_graph_ag")
+    shared = settings(model, **GPU | {"devices": "3 3"})
+
+    assert check(shared, {}) is mode
+    found = environment(shared, mode)
+    assert found["CUDA_VISIBLE_DEVICES"] == "3", "CUDA stops at a number that it has seen"
+    assert found["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in environment(settings(model, **GPU), mode)
 
 
 def test_kv_goes_from_cache_to_cache(model: Path) -> None:

@@ -145,13 +145,16 @@ def _check_cpu(settings: VllmGroupSettings) -> None:
 def _check_gpu(settings: VllmGroupSettings) -> None:
     """Check which devices a group takes, and how much of them."""
     numbers, needed = device_numbers(settings), settings.ranks * settings.tensor_parallel
-    if len(set(numbers)) != len(numbers):
-        raise SettingsError("devices", f"are {settings.devices!r}; write each once")
     if numbers and len(numbers) != needed:
         raise SettingsError("devices", f"are {len(numbers)}; the group needs {needed}, one a rank")
+    most = max(map(numbers.count, numbers), default=1)
     share = settings.gpu_memory_share
-    if share is not None and not 0.0 < share <= 1.0:
-        raise SettingsError("gpu_memory_share", f"is {share:g}; set it above 0, and to 1 at most")
+    if share is None and most > 1:
+        problem = f"says nothing, and {most} ranks are on one device; set {1 / most:.2g} at most"
+        raise SettingsError("gpu_memory_share", problem)
+    if share is not None and not 0.0 < share <= 1.0 / most:
+        bound = f"{1 / most:.2g} at most" + (f", for {most} ranks a device" * (most > 1))
+        raise SettingsError("gpu_memory_share", f"is {share:g}; set it above 0, and to {bound}")
 
 
 def check_resolved(

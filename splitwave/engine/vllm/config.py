@@ -62,7 +62,8 @@ class VllmGroupSettings:
     0.92. Groups that share devices need shares that leave room for each other."""
     devices: str = ""
     """GPU modes: numbers of the devices that this group may use, spaces between, such as `0 1`;
-    rank n takes the n-th, or the n-th `tensor_parallel` of them. Empty: all that are visible."""
+    rank n takes the n-th, or the n-th `tensor_parallel` of them. Empty: all that are visible.
+    `0 0` has ranks share a device, which shows that a group is right, not how fast it is."""
     blocks_override: int | None = None
     """Exact number of KV blocks of one rank, to force scarcity."""
     seats_max: int = 16
@@ -177,7 +178,10 @@ def batch_grid(settings: VllmGroupSettings, mode: Mode) -> tuple[int, ...]:
 
 
 def device_numbers(settings: VllmGroupSettings) -> tuple[int, ...]:
-    """The devices that the group may use; empty if all that are visible."""
+    """The device of each rank, in order; empty if rank n takes the n-th that is visible.
+
+    A number that stands twice is shared by those ranks.
+    """
     words = settings.devices.replace(",", " ").strip("[] ").split()
     if not all(word.isdecimal() for word in words):
         problem = f"are {settings.devices!r}; write whole numbers with spaces between, such as 0 1"
@@ -268,5 +272,13 @@ def environment(settings: VllmGroupSettings, mode: Mode) -> dict[str, str]:
 def _gpu_environment(settings: VllmGroupSettings) -> dict[str, str]:
     variables = {TUNED_FOLDER: str(TUNED)}
     if numbers := device_numbers(settings):
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, numbers))
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, dict.fromkeys(numbers)))
+    if shares_devices(settings):
+        variables["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # NCCL 2.30 refuses it unless told.
     return variables
+
+
+def shares_devices(settings: VllmGroupSettings) -> bool:
+    """True if ranks of the group are on one device."""
+    numbers = device_numbers(settings)
+    return len(set(numbers)) < len(numbers)

@@ -116,12 +116,13 @@ def _cpu_name(cpuinfo: Path) -> str:
 
 def parallel(config: Any) -> dict[str, Scalar]:  # vLLM's ParallelConfig
     """How the group is split up."""
+    ranks, shared = config.data_parallel_size, config.assigned_physical_gpu_ids
     return {
-        "parallel.ranks": config.data_parallel_size,
+        "parallel.ranks": ranks,
         "parallel.tensor_parallel": config.tensor_parallel_size,
         "parallel.pipeline_parallel": config.pipeline_parallel_size,
         "parallel.expert_parallel": config.enable_expert_parallel,
-        "parallel.devices": config.data_parallel_size * config.world_size,
+        "parallel.devices": len(set(shared)) if shared else ranks * config.world_size,
         "parallel.nodes": config.nnodes,
     }
 

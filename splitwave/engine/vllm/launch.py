@@ -33,7 +33,9 @@ from splitwave.engine.vllm.check import check_resolved
 from splitwave.engine.vllm.config import (
     SettingsError,
     VllmGroupSettings,
+    device_numbers,
     engine_arguments,
+    shares_devices,
     transfer_arguments,
 )
 from splitwave.engine.vllm.logs import COORDINATOR, ProcessLogs
@@ -74,6 +76,8 @@ def build_config(settings: VllmGroupSettings, mode: Mode) -> Any:
             kv_transfer_config=KVTransferConfig(**transfer_arguments(settings, mode)),
         )
         config = arguments.create_engine_config()
+        if shares_devices(settings):  # The option that vLLM has for it refuses doubles.
+            config.parallel_config.assigned_physical_gpu_ids = list(device_numbers(settings))
     except (ValueError, NotImplementedError, OSError, VLLMError) as error:
         raise SettingsError("settings", f"vLLM refuses them: {error}") from error
     check_resolved(settings, mode, config, os.environ)
