@@ -15,8 +15,9 @@ from typing import Any  # JSON
 from services.cli.plan import ROLES, Plan
 from services.decode.config import DecodeConfig
 from services.prefill.config import PrefillConfig
+from services.worker.start import check_engine_settings
 from splitwave.core.mode import lookup
-from splitwave.runtime.config import load
+from splitwave.runtime.config import ConfigError, load
 from splitwave.runtime.worker import WorkerConfig
 
 LINE_BYTES_MAX = 16 * 2**20
@@ -97,6 +98,20 @@ def as_workers_read_it(
     return replace(
         plan, modes=modes, prefill_settings=settings["prefill"], decode_settings=settings["decode"]
     )
+
+
+def check_groups(plan: Plan, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for settings of a group that cannot work, before vLLM is imported for it.
+
+    The model must be there.
+    """
+    for role, kind in _WORKERS.items():
+        said = {"engine_settings": f"flag --{role}-setting"}
+        config, sources = load(kind, role, plan.program_flags(role), environ, said)
+        try:
+            check_engine_settings(config, sources)
+        except ConfigError as error:
+            raise ConfigError(f"{role}.{error}") from None
 
 
 def _settings_of(mode: str, envelope: Mapping[str, Any] | None) -> dict[str, str]:

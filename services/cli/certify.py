@@ -10,10 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any  # JSON
 
-from services.cli.battery import Battery, Report, as_workers_read_it, gateway, run_battery
-from services.cli.given import seconds
+from services.cli.battery import (
+    Battery,
+    Report,
+    as_workers_read_it,
+    check_groups,
+    gateway,
+    run_battery,
+)
+from services.cli.given import count, seconds
 from services.cli.machine import Machine, default_home
 from services.cli.plan import ROLES, Plan, read_experts
+from services.cli.stack import StackFailed, check_memory
 from services.cli.up import BUILT_IN, build_model, reporter
 from splitwave import demo_model
 from splitwave.certify.accuracy.task import gsm8k
@@ -68,8 +76,8 @@ def _add_what(add: Callable[..., object]) -> None:
         help="JSON of the envelope to certify, once a --mode in their order "
         "(default: all that the groups can run)",
     )
-    add("--prefill-ranks", type=int, default=1, help="(default: %(default)s)")
-    add("--decode-ranks", type=int, default=2, help="(default: %(default)s)")
+    add("--prefill-ranks", type=count, default=1, help="(default: %(default)s)")
+    add("--decode-ranks", type=count, default=2, help="(default: %(default)s)")
     for role in ROLES:
         add(f"--{role}-setting", action="append", default=[], metavar="NAME=VALUE",
             help=f"a setting of the {role} engines; may be repeated")  # fmt: skip
@@ -109,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         battery = battery_of(arguments, report)
     except (
-        BadKey, ConfigError, JsonError, OSError, ValueError, demo_model.DemoModelError
+        BadKey, ConfigError, JsonError, OSError, StackFailed, ValueError, demo_model.DemoModelError
     ) as error:  # fmt: skip
         print(f"splitwave certify: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -136,6 +144,8 @@ def battery_of(arguments: argparse.Namespace, report: Report) -> Battery:
     envelopes = _envelopes(modes, arguments)
     model_path = _model(arguments.model, report)
     plan = as_workers_read_it(_plan(arguments, modes, model_path), os.environ, envelopes)
+    check_groups(plan, os.environ)
+    check_memory(plan)
     machine = Machine(default_home())
     if arguments.key is None:
         machine.make_key()

@@ -13,6 +13,9 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 from services.cli.given import address, seconds
+from splitwave.core.errors import ServingError
+from splitwave.core.generation import Sampling
+from splitwave.core.sampling_limits import check_sampling
 
 ADDRESS_DEFAULT = "127.0.0.1:8080"
 PROMPT = "> "
@@ -43,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Chat; 1 if the router says no to a message that was not typed."""
+    try:
+        check_sampling(_sampling(arguments))
+    except ServingError as error:
+        print(f"splitwave chat: {error.message}", file=sys.stderr)
+        return 2
     chat = Chat(arguments)
     if arguments.message is None and sys.stdin.isatty():
         return _converse(chat)
@@ -56,6 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"splitwave chat: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _sampling(arguments: argparse.Namespace) -> Sampling:
+    """What is asked for, to see that it can be meant: not after a message has been typed."""
+    return Sampling(
+        max_tokens=1 if arguments.max_tokens is None else arguments.max_tokens,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+    )
 
 
 @dataclass(slots=True)

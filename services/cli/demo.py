@@ -15,6 +15,7 @@ from services.cli.up import make_plan, reporter, with_config
 from splitwave import demo_model
 from splitwave.core.errors import ServingError
 from splitwave.core.generation import Sampling
+from splitwave.runtime.config import EXIT_BAD_CONFIG, ConfigError
 from splitwave.wire.client import Ask, generate
 
 QUESTION = "What is the capital of France?"
@@ -37,6 +38,9 @@ def _run(config: StackConfig) -> int:
     began_s = time.monotonic()
     try:
         asyncio.run(_demo(config))
+    except ConfigError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return EXIT_BAD_CONFIG
     except (StackFailed, ServingError, DemoFailed, demo_model.DemoModelError) as error:
         print(f"demo: failed: {error}", file=sys.stderr)
         return 1

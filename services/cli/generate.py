@@ -10,6 +10,7 @@ import grpc.aio
 from services.cli.given import address, answers_otherwise, seconds, token_ids
 from splitwave.core.errors import Reason, ServingError
 from splitwave.core.generation import Sampling, TokenLogprob
+from splitwave.core.sampling_limits import check_sampling
 from splitwave.wire.channel import CHANNEL_OPTIONS
 from splitwave.wire.client import Answer, Ask, generate
 
@@ -51,6 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     try:
         ask = _ask(arguments)
+        check_sampling(ask.sampling)
+    except ServingError as error:
+        print(f"splitwave generate: {error.message}", file=sys.stderr)
+        return 2
+    try:
         asyncio.run(_print_answer(arguments, ask))
     except ServingError as error:
         print(f"\nsplitwave generate: {_explain(error, arguments.address)}", file=sys.stderr)

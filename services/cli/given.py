@@ -6,9 +6,7 @@ import grpc.aio
 
 from splitwave.core.errors import ServingError
 from splitwave.runtime.config import BadSetting, check_address
-
-SECONDS_MAX = 1e6
-"""More than anybody waits, and what the clocks below take."""
+from splitwave.runtime.convert import COUNT_MAX, SECONDS_MAX
 
 
 def seconds(text: str) -> float:
@@ -24,6 +22,15 @@ def seconds_or_none(text: str) -> float:
     """A time that may be 0."""
     value = _number(text)
     return value if value == 0 else seconds(text)
+
+
+def count(text: str) -> int:
+    """A whole number of 1 or more."""
+    value = _whole(text)
+    if not 1 <= value <= COUNT_MAX:
+        fix = f"set it to 1 or more, {COUNT_MAX} at most"
+        raise argparse.ArgumentTypeError(f"is {text}; {fix}")
+    return value
 
 
 def address(text: str) -> str:
@@ -54,7 +61,10 @@ def token_ids(text: str) -> list[int]:
     if not all(word.strip().isascii() and word.strip().isdecimal() for word in words):
         fix = "give whole numbers separated by commas, such as 1,2,3"
         raise argparse.ArgumentTypeError(f"is {text!r}; {fix}")
-    return [int(word) for word in words]
+    found = [_whole(word) for word in words]
+    if max(found) > COUNT_MAX:
+        raise argparse.ArgumentTypeError(f"has {max(found)}, which no model has as a token id")
+    return found
 
 
 def answers_otherwise(error: ServingError) -> bool:
@@ -80,3 +90,10 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"is {text!r}; write seconds") from None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {text!r}; write a whole number") from None

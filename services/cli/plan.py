@@ -228,9 +228,9 @@ class Plan:
 
     def memory_bytes(self) -> int:
         """Memory that the stack will take, roughly and not below the truth."""
-        ranks = self.prefill_ranks + self.decode_ranks
         if self.engine != "vllm":
             return 2 * 100 * 2**20
+        ranks = sum(int(self.engine_settings(role)["ranks"]) for role in ROLES)
         weights = sum(f.stat().st_size for f in self.model_path.glob("*.safetensors"))
         return ranks * (BASE_BYTES + weights + KV_BYTES[self.engine])
 

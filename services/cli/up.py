@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
+from services.cli.battery import check_groups
 from services.cli.certified import machine, make_smoke, serve_certified
 from services.cli.plan import Plan, read_experts
 from services.cli.stack import Report, Stack, StackFailed, running
@@ -44,6 +45,9 @@ def with_config(arguments: Sequence[str], command: str, then: Callable[[StackCon
 def _run(config: StackConfig) -> int:
     try:
         return asyncio.run(_up(config))
+    except ConfigError as error:
+        print(f"splitwave up: {error}", file=sys.stderr)
+        return EXIT_BAD_CONFIG
     except (StackFailed, demo_model.DemoModelError) as error:
         print(f"\nsplitwave up: {error}", file=sys.stderr)
         return 1
@@ -124,7 +128,9 @@ def make_plan(config: StackConfig, report: Callable[[str, str], None]) -> Plan:
         raise StackFailed("--model", why)
     for name in ("run_dir", "trace_dir"):
         _make_directory(flag(name), getattr(config, name))
-    return plan_of(config, Path(config.run_dir or tempfile.mkdtemp(prefix="splitwave-")))
+    plan = plan_of(config, Path(config.run_dir or tempfile.mkdtemp(prefix="splitwave-")))
+    check_groups(plan, os.environ)  # Again, since now the model is there.
+    return plan
 
 
 def _make_directory(which: str, path: str) -> None:

@@ -1,12 +1,13 @@
 """A group from its settings to its certification: engines first, since they are forked."""
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.worker.certification import certify
 from splitwave.core.worker import Certification, Role
-from splitwave.engine.launch import last_words, settings_kind, start_engine
+from splitwave.engine.launch import check_settings, last_words, settings_kind, start_engine
 from splitwave.engine.port import Engine, EngineDied
 from splitwave.runtime.config import ConfigError
 from splitwave.runtime.serve import Fatal
@@ -24,12 +25,17 @@ class StartedGroup:
 
 
 def check_engine_settings(config: WorkerConfig, sources: Mapping[str, str]) -> None:
-    """Raise ConfigError for a setting that the engines do not have, or that is not of its type."""
+    """Raise ConfigError for a setting that the engines do not have, or that cannot work.
+
+    Before vLLM is imported for them, which takes seconds.
+    """
     source, kind = sources.get("engine_settings", "default"), settings_kind(config.engine)
     try:
-        make_group_settings(config, Role(config.service), kind, source)
+        check_settings(make_group_settings(config, Role(config.service), kind, source), os.environ)
     except ConfigError as error:
         raise ConfigError(f"engine_settings: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"engine_settings: {error} ({source})") from None
 
 
 async def start_certified(config: WorkerConfig, role: Role) -> StartedGroup:

@@ -13,7 +13,7 @@ LOGIT_BIAS_MAX = 1024
 PROMPT_LOGPROBS_MAX = 65_536
 """Log probabilities of one prompt, all positions together: about 0.5 MB on the wire."""
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
-TOP_K_MAX = 2**32 - 1
+TOP_K_MAX = MAX_TOKENS_MAX = 2**32 - 1
 PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
 
 
@@ -65,6 +65,8 @@ def _faults(sampling: Sampling, limits: SamplingLimits) -> Iterator[str]:
 def _count_faults(sampling: Sampling, limits: SamplingLimits) -> Iterator[str]:
     if sampling.max_tokens < 1:
         yield f"max_tokens: {sampling.max_tokens} is below 1; ask for at least one token"
+    elif sampling.max_tokens > MAX_TOKENS_MAX:
+        yield f"max_tokens: {sampling.max_tokens} does not fit in 32 bits; lower it"
     if limits.tokens_max is not None and sampling.max_tokens > limits.tokens_max:
         yield (
             f"max_tokens: {sampling.max_tokens} is more than the {limits.tokens_max} tokens that "

@@ -40,6 +40,10 @@ class Dtype(enum.StrEnum):
         return 4 if self is Dtype.FLOAT32 else 2
 
 
+EXPERTS_MAX = 256
+"""A layer. Each of them is a copy of the dense layer, 106 MB over the model in float32."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoModelOptions:
     """All that decides what a build contains.
@@ -68,6 +72,8 @@ class DemoModelOptions:
                 f"--experts: {self.expert_count} is less than the {self.experts_per_token} that"
                 " each token uses; give at least that many"
             )
+        elif self.expert_count > EXPERTS_MAX:
+            raise DemoModelError(f"--experts: {self.expert_count} is more than {EXPERTS_MAX}")
 
     @property
     def expert_count(self) -> int:

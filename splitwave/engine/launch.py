@@ -1,6 +1,6 @@
 """Start a group of either kind. vLLM's modules are imported only if vLLM is asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from splitwave.engine.port import Engine, EngineDied
 
@@ -17,6 +17,26 @@ def settings_kind(engine: str) -> type[object]:
     from splitwave.engine.vllm.config import VllmGroupSettings
 
     return VllmGroupSettings
+
+
+def check_settings(settings: object, environ: Mapping[str, str]) -> None:
+    """Raise ValueError for settings that cannot work, as far as can be told with nothing started.
+
+    Imports no vLLM. What depends on the model is told only if its files are there.
+    """
+    from splitwave.engine.vllm.config import VllmGroupSettings
+
+    if not isinstance(settings, VllmGroupSettings):
+        return  # Simulated groups' settings have checked themselves when they were made.
+    from splitwave.core.mode import Device
+    from splitwave.engine.vllm.check import check
+    from splitwave.engine.vllm.numbers import check_memory, check_numbers
+
+    check_numbers(settings)
+    if not (settings.model_path / "config.json").is_file():
+        return
+    if check(settings, environ).device is Device.CPU:
+        check_memory(settings)
 
 
 async def start_engine(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints  # Any: dataclasses know no better
 
-from splitwave.runtime.convert import BadValue, convert, is_table
+from splitwave.runtime.convert import BadValue, check_reach, convert, is_table
 
 T = TypeVar("T")
 
@@ -222,6 +222,7 @@ def _make(
             continue
         try:
             values[name] = convert(item.value, hints[name])
+            check_reach(name, values[name])
             _check_choice(kind, name, values[name])
         except BadValue as error:
             raise ConfigError(f"{name}: {error} ({item.source})") from None

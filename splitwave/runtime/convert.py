@@ -1,16 +1,39 @@
 """Text and TOML values in the types of a config's fields."""
 
 import enum
+import math
 import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
+
+SECONDS_MAX = 1e6
+"""More than anybody waits, and what clocks and deadlines take."""
+COUNT_MAX = 2**31 - 1
+"""Of what is counted: the wire has 32 bits for most of it."""
+WIDE_MAX = 2**63 - 1
+_WIDE = ("_bytes", "epoch", "seed")
+"""Endings of names whose numbers need 64 bits."""
 
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
 class BadValue(ValueError):
     """A value that is not of the field's type. Says what it is and what to write instead."""
+
+
+def check_reach(name: str, value: object) -> None:
+    """Raise BadValue for a number that is larger than any setting of this name can mean."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if name.endswith("_s"):
+        most: float = SECONDS_MAX
+    elif name.endswith(_WIDE) or isinstance(value, float):
+        most = WIDE_MAX
+    else:
+        most = COUNT_MAX
+    if abs(value) > most:
+        raise BadValue(f"is {value}; set it to {most:.0f} at most")
 
 
 def is_table(kind: object) -> bool:
@@ -41,12 +64,19 @@ def _convert_plain(value: object, kind: type) -> object:
         if kind is int:
             return int(text.replace("_", ""))
         if kind is float:
-            return float(text)
+            return _finite(text)
     except ValueError:
         raise BadValue(f"is {value!r}; write {_example(kind)}") from None
     if kind is str or issubclass(kind, Path):
         return kind(text)
     raise BadValue("cannot be set from outside")
+
+
+def _finite(text: str) -> float:
+    """A number that clocks and the wire take: neither NaN nor infinity."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError
+    return value
 
 
 def _convert_optional(value: object, kind: types.UnionType) -> object:

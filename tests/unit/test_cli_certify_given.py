@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from services.cli import certify
@@ -33,6 +34,10 @@ def model(tmp_path: Path) -> Path:
         (("--mode", "decode_cpu_eager", "--mode", "decode_cpu_compiled"), "are of one role"),
         (("--envelope", "x.json"), "give one for each --mode"),
         (("--decode-setting", "seats_max"), "NAME=VALUE"),
+        (("--decode-setting", "seats_max=0"), "seats_max: is 0; set it to 1 or more"),
+        (("--prefill-setting", "nope=3"), "prefill.engine_settings: nope: unknown"),
+        (("--decode-ranks", "3"), "ranks: 3 does not divide the model's 8 experts"),
+        (("--prefill-setting", "ranks=50000"), "ranks: is 50000; 50000 KV caches of 64 MiB are"),
         (("--model", "/nowhere"), "no config.json"),
         (("--model", "list"), "config.json holds no JSON object"),
         ((*COMPILED, "gone.json"), "--envelope: gone.json cannot be read: No such file"),
@@ -69,6 +74,16 @@ def test_wrong_usage_is_told(
 
     assert certify.run(parsed("--level", "smoke", *given)) == 2
     assert why in capsys.readouterr().err
+
+
+def test_a_stack_that_the_memory_does_not_hold_is_told_of(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    total = psutil.virtual_memory().total  # Room for as many caches, and not for their processes.
+    ranks = f"ranks={total // 2**27}"
+
+    assert certify.run(parsed("--model", str(model), "--prefill-setting", ranks)) == 2
+    assert "memory: about" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("length", ["0", "-1", "nan", "inf", "soon"])

@@ -28,6 +28,11 @@ WRONG = [
     (("generate", "x", "--timeout", "nan"), "--timeout: is nan; set it above 0"),
     (("generate", "--token-ids", "1,x"), "--token-ids: is '1,x'; give whole numbers"),
     (("generate", "--token-ids", ""), "--token-ids: is ''; give whole numbers"),
+    (("generate", "--token-ids", f"1,{2**64}"), f"--token-ids: has {2**64}, which no model has"),
+    (("certify", "--prefill-ranks", "0"), "--prefill-ranks: is 0; set it to 1 or more"),
+    (("certify", "--decode-ranks", "-3"), "--decode-ranks: is -3; set it to 1 or more"),
+    (("certify", "--decode-ranks", str(2**40)), "set it to 1 or more, 2147483647 at most"),
+    (("certify", "--decode-ranks", "two"), "--decode-ranks: is 'two'; write a whole number"),
     (("drain", "x:1", "--timeout", "-1"), "--timeout: is -1; set it above 0"),
 ]
 
@@ -41,6 +46,31 @@ def test_what_cannot_work_is_named_and_ends_with_2(
 
     assert ended.value.code == 2
     assert said in capsys.readouterr().err.replace("argument ", "")
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--max-tokens=-1", "max_tokens: -1 is below 1"),
+        (f"--max-tokens={2**40}", "does not fit in 32 bits"),
+        ("--temperature=nan", "temperature: nan is not 0 or more"),
+        ("--top-p=7", "top_p: 7.0 is not in (0, 1]"),
+        (f"--seed={2**80}", "does not fit in 64 bits"),
+        ("--top-k=-5", "top_k: -5 is not in [0"),
+        ("--min-tokens=-1", "min_tokens: -1 is not in"),
+        ("--logprobs=1000", "logprobs: 1000 is not in [0, 20]"),
+    ],
+)
+def test_a_number_that_no_router_takes_is_told_before_one_is_asked(
+    flag: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chats = ("--max-tokens", "--temperature", "--top-p", "--seed")
+    commands = ["generate", "chat"] if flag.startswith(chats) else ["generate"]
+    for command in commands:
+        assert main([command, "hi", flag]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"splitwave {command}: ")
+        assert said in told
 
 
 def test_a_prompt_in_two_ways_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,6 +202,7 @@ def test_a_missing_package_is_named_with_its_installation(
     [
         (["--variant", "dense", "--experts", "4"], "--experts: the dense variant has no experts"),
         (["--experts", "1"], "--experts: 1 is less than the 2"),
+        (["--experts", "100000"], "--experts: 100000 is more than 256"),
         (["--gguf", "/nowhere/x.gguf"], "/nowhere/x.gguf: no such file"),
     ],
 )

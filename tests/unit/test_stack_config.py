@@ -73,6 +73,12 @@ def test_metrics_ports_are_the_workers() -> None:
         (["--decode-ranks=0"], ["decode_ranks", "1 or more"]),
         (["--http-port=0"], ["http_port", "a port"]),
         (["--engine=x"], ["engine", "vllm, sim"]),
+        (["--ready-timeout-s=inf"], ["ready_timeout_s: is 'inf'; write a number"]),
+        (["--ready-timeout-s=1e9"], ["ready_timeout_s: is 1000000000.0; set it to 1000000 at"]),
+        (["--decode", f"grant_blocks={2**40}"], ["decode.grant_blocks", "2147483647 at most"]),
+        (["--decode-setting", "seats_max=0"], ["decode.engine_settings: seats_max: is 0", "1 or"]),
+        (["--prefill-setting", "start_timeout_s=-1"], ["start_timeout_s: is -1.0", "flag --pre"]),
+        (["--prefill-setting", f"seats_max={2**30}"], ["seats_max: is 1073741824", "65536 at"]),
     ],
 )
 def test_what_cannot_work_is_named(
