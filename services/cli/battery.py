@@ -106,7 +106,7 @@ def check_groups(plan: Plan, environ: Mapping[str, str]) -> None:
     The model must be there.
     """
     for role, kind in _WORKERS.items():
-        said = {"engine_settings": f"flag --{role}-setting"}
+        said = {"engine_settings": f"flags --{role}-ranks, --{role}-setting"}
         config, sources = load(kind, role, plan.program_flags(role), environ, said)
         try:
             check_engine_settings(config, sources)

@@ -36,6 +36,10 @@ PROGRAMS: Mapping[str, type[ProcessConfig]] = {
 }
 
 
+RANKS_MAX = 4096
+"""Of one group on one machine; each is a process with ports of its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
     """One prefill worker, one decode worker and a router on this machine."""
@@ -78,7 +82,8 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         for name in ("prefill_ranks", "decode_ranks"):
-            require(self, name, getattr(self, name) >= 1, "set it to 1 or more")
+            fits = 1 <= getattr(self, name) <= RANKS_MAX
+            require(self, name, fits, f"set it to 1 or more, {RANKS_MAX} at most")
         for name in ("grpc_port", "http_port", "prefill_port", "decode_port", "side_channel_port"):
             require(self, name, 0 < getattr(self, name) < 65536, "set it to a port, 1 to 65535")
         require(self, "metrics_port", 0 <= self.metrics_port < 65535, "set it to a port, or to 0")
@@ -133,7 +138,9 @@ def _program(name: str, config: StackConfig, sources: Mapping[str, str], plan: P
         if isinstance(loaded, WorkerConfig):
             check_engine_settings(loaded, origins)
     except ConfigError as error:
-        raise ConfigError(f"{name}.{error}") from None
+        is_ranks = str(error).startswith("engine_settings: ranks:")
+        fix = f"; --{name}-ranks sets them" if is_ranks else ""
+        raise ConfigError(f"{name}.{error}{fix}") from None
     return Program(loaded, origins)
 
 

@@ -1,5 +1,6 @@
 """Settings of a local stack: one schema for flags, environment and file, printed whole."""
 
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from services.cli.stack_config import PROGRAMS, StackConfig, whole_stack_toml
 from services.cli.up import main, plan_of
 from splitwave.runtime.config import ConfigError, load
+from tests.unit.test_adapter_config import MODEL
 
 
 def printed(*flags: str, environ: Mapping[str, str] | None = None) -> str:
@@ -71,6 +73,7 @@ def test_metrics_ports_are_the_workers() -> None:
         ),
         (["--prefill", "engine_settings.ranks=x"], ["prefill.engine_settings: ranks", "prefill)"]),
         (["--decode-ranks=0"], ["decode_ranks", "1 or more"]),
+        (["--decode-ranks=100000"], ["decode_ranks: is 100000; set it to 1 or more, 4096 at most"]),
         (["--http-port=0"], ["http_port", "a port"]),
         (["--engine=x"], ["engine", "vllm, sim"]),
         (["--ready-timeout-s=inf"], ["ready_timeout_s: is 'inf'; write a number"]),
@@ -89,6 +92,15 @@ def test_what_cannot_work_is_named(
 
     said = str(error.value) + capsys.readouterr().err
     assert [word for word in words if word not in said] == []
+
+
+def test_ranks_that_the_model_cannot_be_spread_over_are_named_with_their_flag(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+
+    with pytest.raises(ConfigError, match=r"ranks: 3 does not divide .*--decode-ranks sets them"):
+        printed(f"--model={tmp_path}", "--decode-ranks=3")
 
 
 @pytest.mark.parametrize(
