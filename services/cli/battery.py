@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any  # JSON
@@ -112,6 +112,12 @@ def check_groups(plan: Plan, environ: Mapping[str, str]) -> None:
             check_engine_settings(config, sources)
         except ConfigError as error:
             raise ConfigError(f"{role}.{error}") from None
+
+
+def worker_configs(plan: Plan, environ: Mapping[str, str]) -> Iterator[WorkerConfig]:
+    """The workers' settings as they will read them. Raises ConfigError."""
+    for role, kind in _WORKERS.items():
+        yield load(kind, role, plan.program_flags(role), environ)[0]
 
 
 def _settings_of(mode: str, envelope: Mapping[str, Any] | None) -> dict[str, str]:

@@ -88,7 +88,10 @@ def _each(paths: Sequence[Path], with_fingerprint: bool) -> Iterator[str]:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    trust = load_trust_store(arguments.trust)
+    try:
+        trust = load_trust_store(arguments.trust)
+    except BadKey as error:
+        raise BadKey(f"--trust: {error}") from None
     code = 0
     for path in arguments.paths:
         try:

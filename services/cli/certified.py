@@ -1,14 +1,17 @@
 """Serve with certificates: smoke ones are made where no certificate of this machine fits."""
 
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from services.cli.battery import run_battery, smoke
+from services.cli.battery import run_battery, smoke, worker_configs
 from services.cli.machine import Machine, default_home
 from services.cli.plan import Plan
 from services.cli.stack import Report, StackFailed, check_memory, check_ports
+from services.worker.certification import check_certificates, check_trust
 from splitwave.certify.keys import BadKey
-from splitwave.runtime.config import ConfigError
+from splitwave.core.certificate import CertificateRefused
+from splitwave.runtime.config import BadSetting, ConfigError
 
 EXIT_REFUSED = 3
 """A worker's exit code when no certificate lets its group serve."""
@@ -26,11 +29,14 @@ async def serve_certified(
     """Serve; where no certificate fits the stack, `make` some and serve again.
 
     Only running engines know whether one fits, so a stack that may have one is started to see.
+    Raises ConfigError before that for stores and certificates that no engines could serve with.
     """
+    if plan.certificates is not None:
+        # Certificates may lie here that another key signed; a worker without a trust store ends.
+        _make_key()
+    check_given(plan, os.environ)
     if plan.certificates is None:
         return await serve()
-    # Certificates may lie here that another key signed; a worker without a trust store ends.
-    _make_key()
     if not machine().has_certificates():
         await make()
         return await serve()
@@ -41,6 +47,26 @@ async def serve_certified(
             raise
     await make()
     return await serve()
+
+
+def check_given(plan: Plan, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError, naming the setting, for keys and certificates of workers that cannot do.
+
+    That this machine has no certificates yet is no error: those are made.
+    """
+    own = str(plan.certificates)
+    for config in worker_configs(plan, environ):
+        try:
+            check_trust(config)
+            if config.certificates not in ("", own):
+                check_certificates(config)
+        except BadSetting as error:
+            raise ConfigError(f"{config.service}.{error}") from None
+        except CertificateRefused as refused:
+            raise ConfigError(f"{config.service}.certificates: {refused}") from None
+    place = plan.certificates
+    if place is not None and place.exists() and not place.is_dir():
+        raise ConfigError(f"{own} is no directory; move it away: certificates are kept there")
 
 
 def _make_key() -> None:

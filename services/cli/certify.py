@@ -150,7 +150,7 @@ def battery_of(arguments: argparse.Namespace, report: Report) -> Battery:
     if arguments.key is None:
         machine.make_key()
     else:
-        load_signing_key(arguments.key)  # Not after hours of checks.
+        _check_key(arguments.key)  # Not after hours of checks.
     return Battery(
         plan=plan,
         level=arguments.level,
@@ -263,6 +263,13 @@ def _gateway(arguments: argparse.Namespace, plan: Plan, report: Report) -> dict[
         return None
     problems = _word_problems(arguments.gsm8k)
     return gateway(plan, _control_model(plan, report), python.absolute(), problems)
+
+
+def _check_key(path: Path) -> None:
+    try:
+        load_signing_key(path)
+    except BadKey as error:
+        raise ValueError(f"--key: {error}") from None
 
 
 def _word_problems(given: Path | None) -> Path:

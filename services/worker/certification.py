@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from splitwave.certify.fingerprint import RanksDiffer, read_fingerprint, shape_of
-from splitwave.certify.keys import BadKey, load_trust_store
-from splitwave.certify.store import choose
+from splitwave.certify.keys import BadKey, TrustStore, load_trust_store
+from splitwave.certify.store import choose, foresee_any
 from splitwave.certify.weights import WeightsCache, default_cache_path
-from splitwave.core.certificate import CertificateRefused, SignedCertificate, Wanted
+from splitwave.core.certificate import CertificateRefused, SignedCertificate, Sought, Wanted
 from splitwave.core.evidence import Level
 from splitwave.core.fingerprint import Fingerprint
 from splitwave.core.mode import lookup
@@ -53,6 +53,50 @@ async def certify(engine: Engine, config: WorkerConfig) -> Certification:
     return Certification(refusal=refusal)
 
 
+def foresee(config: WorkerConfig) -> None:
+    """Tell before the engines start, which takes minutes, what will be wrong however they run.
+
+    Raises BadSetting for a path that cannot be used, and Uncertified if no certificate can fit.
+    """
+    check_trust(config)
+    _check_place(config)
+    if config.allow_uncertified:
+        return
+    if not config.certificates:
+        raise Uncertified(f"{NONE_GIVEN}: {REMEDY}")
+    try:
+        check_certificates(config)
+    except CertificateRefused as refused:
+        raise Uncertified(str(refused)) from refused
+
+
+def check_trust(config: WorkerConfig) -> TrustStore | None:
+    """The keys that count, or None if nobody named any. Raises BadSetting for what is no store."""
+    if not config.trust:
+        return None
+    try:
+        return load_trust_store(Path(config.trust))
+    except BadKey as error:
+        raise BadSetting("trust", str(error)) from error
+
+
+def check_certificates(config: WorkerConfig) -> None:
+    """Raise CertificateRefused if none of the given certificates can fit, whatever the engines."""
+    trust = check_trust(config)
+    assert trust is not None, "asked with a trust store only"
+    mode = config.mode or f"{config.service}_cpu_eager"
+    sought = Sought(mode=mode, role=config.service, level=Level.SMOKE)
+    foresee_any(Path(config.certificates), sought, trust, time.time())
+
+
+def _check_place(config: WorkerConfig) -> None:
+    """Raise BadSetting if there can be no such file of the fingerprint."""
+    path = Path(config.fingerprint_file)
+    if config.fingerprint_file and (path.is_dir() or not path.absolute().parent.is_dir()):
+        fix = "name a file in a directory that is there"
+        raise BadSetting("fingerprint_file", f"{path} cannot be written; {fix}")
+
+
 def check_steps(mode: str, counted: Sequence[RankCounters]) -> None:
     """The boot self-check: what has run so far, warm steps above all, is of the mode's kinds."""
     kinds = lookup(mode).step_kinds
@@ -90,10 +134,8 @@ async def _fingerprint(engine: Engine, config: WorkerConfig) -> Fingerprint:
 
 async def _choose(engine: Engine, config: WorkerConfig) -> SignedCertificate:
     group = engine.description
-    try:
-        trust = load_trust_store(Path(config.trust))
-    except BadKey as error:
-        raise BadSetting("trust", str(error)) from error
+    trust = check_trust(config)
+    assert trust is not None, "asked with a trust store only"
     wanted = Wanted(
         mode=group.mode,
         role=group.role.value,

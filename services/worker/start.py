@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.worker.certification import certify
+from services.worker.certification import certify, foresee
 from splitwave.core.worker import Certification, Role
 from splitwave.engine.launch import check_settings, last_words, settings_kind, start_engine
 from splitwave.engine.port import Engine, EngineDied
@@ -44,6 +44,7 @@ async def start_certified(config: WorkerConfig, role: Role) -> StartedGroup:
     Raises ConfigError for settings that cannot work, Fatal if a process fails, and Uncertified if
     the group must not serve; then its engines are closed.
     """
+    foresee(config)
     engine = await _start(config, role)
     try:
         return StartedGroup(engine, await certify(engine, config))

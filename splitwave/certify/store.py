@@ -1,6 +1,7 @@
 """Certificates on disk, and which of them lets a group serve."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from splitwave.core.certificate import (
@@ -9,9 +10,11 @@ from splitwave.core.certificate import (
     Refusal,
     RefusalKind,
     SignedCertificate,
+    Sought,
     Trust,
     Wanted,
     examine,
+    foresee,
     read_certificate,
 )
 from splitwave.core.evidence import Level
@@ -61,28 +64,50 @@ def choose(
 
     Raises CertificateRefused with the refusal of the one that came nearest.
     """
-    fitting: list[tuple[bool, int, Path, SignedCertificate]] = []
+    fitting = _judged(place, lambda signed: examine(signed, wanted, trust, now_s), wanted)
+    # A smoke one that is younger must not hide what routers demand.
+    return max(fitting, key=lambda item: _rank(*item))
+
+
+def foresee_any(place: Path, sought: Sought, trust: Trust, now_s: float) -> None:
+    """See that a certificate there may let such a group serve, before its engines are started.
+
+    Raises CertificateRefused, as `choose` would once they run, if none can whatever they are.
+    """
+    _judged(place, lambda signed: foresee(signed, sought, trust, now_s), sought)
+
+
+def _rank(path: Path, signed: SignedCertificate) -> tuple[bool, int, Path]:
+    body = signed.certificate
+    return body.level is Level.FULL, body.expires_at_s, path
+
+
+def _judged(
+    place: Path, judge: Callable[[SignedCertificate], Refusal | None], sought: Sought
+) -> list[tuple[Path, SignedCertificate]]:
+    """The certificates that are not refused. Raises CertificateRefused if each is."""
+    fitting: list[tuple[Path, SignedCertificate]] = []
     refusals: list[Refusal] = []
+    if not place.exists():
+        words = f"{place}: No such file or directory; name a certificate, or a directory of them"
+        raise _refused(RefusalKind.NONE_FOUND, words)
     for path in files(place):
         try:
             signed = read_file(path)
         except CertificateRefused as refused:
             refusals.append(refused.refusal)
             continue
-        if (refusal := examine(signed, wanted, trust, now_s)) is None:
-            # A smoke one that is younger must not hide what routers demand.
-            is_full = signed.certificate.level is Level.FULL
-            fitting.append((is_full, signed.certificate.expires_at_s, path, signed))
+        if (refusal := judge(signed)) is None:
+            fitting.append((path, signed))
         else:
             words = f"{path.name}: {refusal.message}"
             refusals.append(Refusal(refusal.kind, refusal.first, words))
     if fitting:
-        _, _, path, signed = max(fitting, key=lambda item: item[:3])
-        return path, signed
+        return fitting
     if not refusals:
         raise _refused(
             RefusalKind.NONE_FOUND,
-            f"there is no certificate for {wanted.mode} in {place}, which holds no *{SUFFIX}; "
+            f"there is no certificate for {sought.mode} in {place}, which holds no *{SUFFIX}; "
             "make one with `splitwave certify`",
         )
     raise CertificateRefused(max(refusals, key=lambda refusal: _NEARNESS[refusal.kind]))

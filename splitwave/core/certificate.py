@@ -95,16 +95,22 @@ class SignedCertificate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """The group that wants to serve."""
+class Sought:
+    """The group that is to serve, as it is known before its engines run."""
 
     mode: str
     role: str
+    level: Level = Level.FULL
+    """Least level that is accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted(Sought):
+    """The group that wants to serve."""
+
     fingerprint: Fingerprint
     """As recomputed from the running engines."""
     shape: GroupShape
-    level: Level = Level.FULL
-    """Least level that is accepted."""
 
 
 def signed(certificate: Certificate, sign: Callable[[bytes], bytes]) -> SignedCertificate:
@@ -193,12 +199,22 @@ def examine(
     """
     body = signed.certificate
     return (
-        authenticate(signed, trust)
-        or _untimely(body, now_s)
-        or _for_another(body, wanted)
-        or _flawed(body)
+        foresee(signed, wanted, trust, now_s)
         or _other_engines(body, wanted)
         or _outside(body, wanted)
+    )
+
+
+def foresee(
+    signed: SignedCertificate, sought: Sought, trust: Trust, now_s: float
+) -> Refusal | None:
+    """Say why a certificate will not let a group serve, whatever its engines are, or None."""
+    body = signed.certificate
+    return (
+        authenticate(signed, trust)
+        or _untimely(body, now_s)
+        or _for_another(body, sought)
+        or _flawed(body)
     )
 
 
@@ -252,7 +268,7 @@ def _untimely(body: Certificate, now_s: float) -> Refusal | None:
     return None
 
 
-def _for_another(body: Certificate, wanted: Wanted) -> Refusal | None:
+def _for_another(body: Certificate, wanted: Sought) -> Refusal | None:
     """Role before mode, since another role's certificate is of another mode as well."""
     if body.role != wanted.role:
         return Refusal(

@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any  # JSON
 
 import pytest
 
-from services.cli import certified, certify
+from services.cli import certified, certify, up
 from services.cli.battery import Battery, gateway, run_battery, smoke
 from services.cli.machine import Machine
 from services.cli.plan import Plan
@@ -28,7 +29,7 @@ from splitwave.core.mode import lookup
 from splitwave.core.worker import Role
 from splitwave.demo_model import DemoModelOptions, Variant, build
 from splitwave.engine.vllm.config import batch_grid
-from splitwave.runtime.config import load
+from splitwave.runtime.config import ConfigError, load
 
 ENVELOPE = {
     "ranks": 2, "tensor_parallel": 1, "capture_grid": [], "step_min_tokens": 0,
@@ -278,8 +279,11 @@ def test_a_public_key_that_cannot_be_written_is_told(home: Path) -> None:
 
 
 def plan(tmp_path: Path, *, with_certificates: bool = True) -> Plan:
-    where = tmp_path / "certificates" if with_certificates else None
-    return Plan(model_path=tmp_path, served_model="m", run_dir=tmp_path, certificates=where)
+    here = certified.machine()
+    where, trust = (here.certificates, here.trust) if with_certificates else (None, None)
+    return Plan(
+        model_path=tmp_path, served_model="m", run_dir=tmp_path, certificates=where, trust=trust
+    )
 
 
 def served(plan: Plan, *ends: int | None) -> tuple[list[str], Any]:
@@ -300,6 +304,41 @@ def served(plan: Plan, *ends: int | None) -> tuple[list[str], Any]:
         return did, asyncio.run(certified.serve_certified(plan, serve, make))
     except StackFailed as failed:
         return did, failed.code
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("trust={home}/gone", "decode.trust: {home}/gone is no directory; put the public keys"),
+        ("certificates={home}/gone", "decode.certificates: .*gone: No such file"),
+        ("certificates={home}/text,trust={home}/trust", "decode.certificates: .*malformed"),
+    ],
+)
+@pytest.mark.parametrize("certify", ["smoke", "off"])
+def test_a_stack_s_wrong_paths_are_told_with_their_settings_before_anything_starts(
+    home: Path, given: str, said: str, certify: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Machine(home).make_key()
+    (home / "text").write_text("a shopping list")
+    model, more = home / "model", given.format(home=home)
+    build(model, DemoModelOptions(variant=Variant.TINY), lambda line: None)
+    if certify == "off" and "trust" not in more:
+        more += f",trust={home}/trust"
+
+    assert up.main(["--model", str(model), "--certify", certify, "--decode", more]) == 2
+
+    told = capsys.readouterr().err
+    assert re.search(f"splitwave up: {said.format(home=home)}", told), told
+    assert "importing" not in told
+    assert "forked" not in told
+
+
+def test_certificates_cannot_be_kept_in_a_file(home: Path, tmp_path: Path) -> None:
+    home.mkdir(parents=True)
+    (home / "certificates").write_text("")
+
+    with pytest.raises(ConfigError, match="certificates is no directory; move it away"):
+        served(plan(tmp_path), None)
 
 
 def keep_one(home: Path) -> None:

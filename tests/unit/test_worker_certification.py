@@ -6,12 +6,14 @@ import json
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import pytest
 
 from services.decode.config import DecodeConfig
-from services.worker.certification import certify, check_steps
+from services.worker import start as worker_start
+from services.worker.certification import certify, check_steps, foresee
+from services.worker.start import start_certified
 from splitwave.certify.fingerprint import read_fingerprint, shape_of
 from splitwave.certify.keys import sign_certificate
 from splitwave.certify.store import write_file
@@ -231,3 +233,70 @@ def test_weights_that_cannot_be_read_leave_a_group_uncertified(tmp_path: Path, m
         await engine.close()
 
     sim(scenario())
+
+
+EXPIRED_S = 10
+
+
+def prepared(tmp_path: Path) -> None:
+    """Everything that may be named wrongly, below the directory that `config_with` names."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "private").mkdir()
+    KEY.save(tmp_path / "private" / "key.pem")
+    (tmp_path / "no-key").mkdir()
+    (tmp_path / "no-key" / "a.pem").write_text("a shopping list")
+    (tmp_path / "list.txt").write_text("a shopping list")
+    now_s = int(time.time())
+    for name, mode, expires_at_s in (
+        ("late", MODE, EXPIRED_S), ("other", "decode_cpu_compiled", now_s + DAY_S),
+    ):  # fmt: skip
+        body = certificate(
+            level=Level.SMOKE, mode=mode, issued_at_s=1, expires_at_s=expires_at_s,
+            evidence=evidence(*required_checks(lookup(mode), Level.SMOKE, ranks=2)),
+        )  # fmt: skip
+        write_file(sign_certificate(body, KEY), tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "said"),
+    [
+        ({"trust": "gone"}, 2, r"^trust: .*gone is no directory; put the public keys"),
+        ({"trust": "list.txt"}, 2, "^trust: .*list.txt is no directory"),
+        ({"trust": "empty"}, 2, r"^trust: .*empty holds no \*.pem"),
+        ({"trust": "private"}, 2, "^trust: .*key.pem is a private key; take it out"),
+        ({"trust": "no-key"}, 2, "^trust: .*a.pem holds no public key"),
+        ({"trust": "gone", "certificates": ""}, 2, "^trust: .*gone is no directory"),
+        ({"certificates": "gone"}, 3, "none_found.*gone: No such file.*name a certificate"),
+        ({"certificates": "empty"}, 3, "none_found.*there is no certificate for decode_cpu_eager"),
+        ({"certificates": "list.txt"}, 3, "malformed.*list.txt"),
+        ({"certificates": "private/key.pem"}, 3, "malformed.*key.pem"),
+        ({"certificates": "late"}, 3, "expired"),
+        ({"certificates": "other"}, 3, "wrong_mode.*for mode decode_cpu_compiled; this group"),
+        ({"certificates": ""}, 3, "no certificate is given: give --certificates and --trust"),
+        ({"fingerprint_file": "empty"}, 2, "^fingerprint_file: .*empty cannot be written; name"),
+        ({"fingerprint_file": "gone/f.json"}, 2, "^fingerprint_file: .*gone/f.json cannot be"),
+    ],
+)
+def test_a_path_that_cannot_do_is_told_before_the_engines_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, str], code: int, said: str
+) -> None:
+    async def start(*_: object) -> NoReturn:
+        raise AssertionError("the engines were started")
+
+    monkeypatch.setattr(worker_start, "start_engine", start)
+    prepared(tmp_path)
+    named = {name: str(tmp_path / path) if path else "" for name, path in wrong.items()}
+
+    with pytest.raises(BadSetting if code == 2 else Uncertified, match=said) as refused:
+        sim(start_certified(config_with(tmp_path, **named), Role.DECODE))
+
+    assert getattr(refused.value, "exit_code", 2) == code
+
+
+def test_who_serves_uncertified_is_not_asked_for_certificates_that_are_there(
+    tmp_path: Path,
+) -> None:
+    asked = {"certificates": str(tmp_path / "gone"), "allow_uncertified": True}
+
+    foresee(config_with(tmp_path, **asked))
+    foresee(DecodeConfig(engine="sim", allow_uncertified=True))
