@@ -149,6 +149,14 @@ CPU = (
         "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner._select_forward", "self"
     ),
     _seam(
+        "vllm.model_executor.layers.fused_moe.runner.moe_runner:_moe_forward",
+        "hidden_states router_logits shared_experts_input input_ids layer_name hidden_dim_unpadded",
+    ),
+    _seam(
+        "vllm.model_executor.layers.fused_moe.router.fused_moe_router:FusedMoERouter.select_experts",
+        "self hidden_states router_logits topk_indices_dtype input_ids",
+    ),
+    _seam(
         "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator",
         "cpu_group device device_group unique_name use_all2all",
     ),

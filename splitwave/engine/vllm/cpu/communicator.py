@@ -58,14 +58,17 @@ class CpuEpCommunicator(CpuCommunicator):
         sizes = sizes or [row_count] * self.world_size
         assert len(sizes) == self.world_size
         assert sizes[self.rank_in_group] == row_count
-        own = [_bytes_of(part.contiguous()) for part in parts]
-        whole = [part.new_empty((sum(sizes), *part.shape[1:])) for part in parts]
         places = list(pairwise(accumulate(sizes, initial=0)))
-        received = [[_bytes_of(part[begin:end]) for part in whole] for begin, end in places]
-        self._exchange([own] * self.world_size, received)
         begin, end = places[self.rank_in_group]
-        for part, all_rows in zip(parts, whole, strict=True):
+        whole = []
+        by_rank: list[list[memoryview]] = [[] for _ in places]
+        for part in parts:
+            all_rows = part.new_empty((sum(sizes), *part.shape[1:]))
             all_rows[begin:end] = part
+            for rank, rows in enumerate(_bytes_by_place(all_rows, places)):
+                by_rank[rank].append(rows)
+            whole.append(all_rows)
+        self._exchange([by_rank[self.rank_in_group]] * self.world_size, by_rank)
         return whole[0] if isinstance(input_, torch.Tensor) else whole
 
     def reduce_scatterv(
@@ -79,12 +82,15 @@ class CpuEpCommunicator(CpuCommunicator):
         rows = input_.movedim(dim, 0).contiguous()
         sizes = sizes or [rows.shape[0] // self.world_size] * self.world_size
         assert rows.shape[0] == sum(sizes)
-        by_rank = rows.new_empty((self.world_size, sizes[self.rank_in_group], *rows.shape[1:]))
         places = list(pairwise(accumulate(sizes, initial=0)))
-        sent = [[_bytes_of(rows[begin:end])] for begin, end in places]
-        self._exchange(sent, [[_bytes_of(part)] for part in by_rank])
         begin, end = places[self.rank_in_group]
+        by_rank = rows.new_empty((self.world_size, end - begin, *rows.shape[1:]))
         by_rank[self.rank_in_group] = rows[begin:end]
+        each = list(pairwise(range(self.world_size + 1)))
+        self._exchange(
+            [[part] for part in _bytes_by_place(rows, places)],
+            [[part] for part in _bytes_by_place(by_rank, each)],
+        )
         return by_rank.sum(0, dtype=torch.float32).to(rows.dtype).movedim(0, dim).contiguous()
 
     def _exchange(
@@ -94,6 +100,10 @@ class CpuEpCommunicator(CpuCommunicator):
         self.exchange.all_to_all(sent, received)
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor, also of no rows at all."""
-    return tensor.view(torch.uint8).numpy().data.cast("B") if tensor.numel() else memoryview(b"")
+def _bytes_by_place(tensor: torch.Tensor, places: Sequence[tuple[int, int]]) -> list[memoryview]:
+    """The memory of each of these ranges of a contiguous tensor's first dimension."""
+    if not tensor.numel():
+        return [memoryview(b"")] * len(places)
+    memory = tensor.view(torch.uint8).numpy().data.cast("B")
+    row_bytes = memory.nbytes // tensor.shape[0]
+    return [memory[begin * row_bytes : end * row_bytes] for begin, end in places]

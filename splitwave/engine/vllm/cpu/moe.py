@@ -3,7 +3,7 @@
 1. CPUUnquantizedExperts receives `expert_map` (global to local expert id, -1 if elsewhere) and
    ignores it, so its kernel indexes the local weights by global ids: out of bounds.
 2. Under torch.compile the MoE layer is traced into its collectives, whose row counts depend on
-   data. vLLM's own opaque operator keeps the tracer out.
+   data. They have to be hidden from the tracer (compiled_moe.py).
 """
 
 import functools
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any  # vLLM's objects are untyped here
 
 import torch
+
+from splitwave.engine.vllm.cpu import compiled_moe
 
 _MARK = "splitwave_installed"
 
@@ -24,9 +26,8 @@ def to_local_experts(
     nothing to the sum that the ranks combine.
     """
     local_ids = expert_map[topk_ids.long()]
-    is_here = local_ids >= 0
-    weights = torch.where(is_here, topk_weights, torch.zeros_like(topk_weights))
-    return weights, local_ids.clamp_min(0).to(topk_ids.dtype)
+    weights = topk_weights.masked_fill(local_ids < 0, 0)
+    return weights, local_ids.clamp_min_(0).to(topk_ids.dtype)
 
 
 def install() -> None:
@@ -39,7 +40,7 @@ def install() -> None:
     setattr(CPUUnquantizedExperts, _MARK, True)
     CPUUnquantizedExperts.apply = _with_expert_map(CPUUnquantizedExperts.apply)
     select = MoERunner._select_forward  # noqa: SLF001  # vLLM has no public seam here
-    MoERunner._select_forward = _opaque_across_ranks(select)  # noqa: SLF001  # likewise
+    MoERunner._select_forward = compiled_moe.apart_across_ranks(select)  # noqa: SLF001  # likewise
 
 
 def _with_expert_map(apply: Callable[..., None]) -> Callable[..., None]:
@@ -52,14 +53,3 @@ def _with_expert_map(apply: Callable[..., None]) -> Callable[..., None]:
         apply(self, **given)
 
     return mapped
-
-
-def _opaque_across_ranks(select: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(select)
-    def chosen(self: Any) -> Any:  # vLLM's MoERunner; the callable that it calls
-        if self.moe_config.moe_parallel_config.dp_size == 1:
-            return select(self)
-        ops = torch.ops.vllm
-        return ops.moe_forward if self.shared_experts is None else ops.moe_forward_shared
-
-    return chosen

@@ -5,6 +5,7 @@ from typing import Any  # vLLM's objects are untyped here
 
 from vllm.platforms.cpu import CpuPlatform
 
+from splitwave.engine.vllm.cpu import compiled_moe
 from splitwave.engine.vllm.switches import fork_wanted
 
 
@@ -18,12 +19,13 @@ class SplitwaveCpuPlatform(CpuPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:  # vLLM's VllmConfig
-        """Undo two of vLLM's choices when engines are to be forked.
+        """Undo two of vLLM's choices when engines are to be forked; complete its cache's key.
 
         It forces spawned processes and a worker process of its own, to pin OpenMP threads.
         Each costs an import of a quarter of a minute. Called in the front and in each engine.
         """
         super().check_and_update_config(vllm_config)
+        vllm_config.additional_config |= compiled_moe.cache_key()
         if fork_wanted():
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
             vllm_config.parallel_config.distributed_executor_backend = "uni"
