@@ -4,7 +4,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitwave.certify.keys import BadKey, SigningKey, load_signing_key, make_directory
+from splitwave.certify.keys import (
+    KeyExists,
+    SigningKey,
+    load_signing_key,
+    make_directory,
+    write_public,
+)
 from splitwave.certify.store import SUFFIX
 
 KEY_NAME = "machine.key"
@@ -32,19 +38,27 @@ class Machine:
         return self.home / "certificates"
 
     def make_key(self) -> SigningKey:
-        """This machine's key, made and trusted when it is first asked for. Raises BadKey."""
-        if self.key.exists():
-            key = load_signing_key(self.key)
-        else:
-            key = SigningKey.generate()
-            key.save(self.key)
+        """This machine's key, made and trusted when it is first asked for. Raises BadKey.
+
+        Of several who ask first at once one makes it, and all have that one.
+        """
+        key = self._made_or_found()
         public = self.trust / f"{key.public.key_id}.pem"
         if not public.exists():
             make_directory(self.trust)
-            try:
-                public.write_bytes(key.public.to_pem())
-            except OSError as error:
-                raise BadKey(f"{public} cannot be written: {error.strerror}") from None
+            write_public(key.public, public)
+        return key
+
+    def _made_or_found(self) -> SigningKey:
+        if self.key.exists():
+            return load_signing_key(self.key)
+        key = SigningKey.generate()
+        try:
+            key.save(self.key)
+        except KeyExists:
+            if self.key.exists():  # Somebody was faster.
+                return load_signing_key(self.key)
+            raise
         return key
 
     def has_certificates(self) -> bool:

@@ -4,8 +4,10 @@ A private key is one PEM file (PKCS 8, unencrypted) that only its owner may read
 a directory of public keys, one PEM file each, whatever their names; a key is known by its id.
 """
 
+import errno
 import hashlib
 import os
+import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,10 +21,16 @@ from splitwave.core.certificate import Certificate, SignedCertificate, Verify, s
 
 PUBLIC_SUFFIX = ".pub.pem"
 KEY_BYTES_MAX = 64 * 1024
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+"""What file systems without hard links say."""
 
 
 class BadKey(ValueError):
     """A key file or trust store that cannot be used. The message names the path and the fix."""
+
+
+class KeyExists(BadKey):
+    """There is a file where a new key was to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +87,8 @@ class SigningKey:
     def save(self, path: Path) -> Path:
         """Write the private key, readable by its owner alone, and its public half beside it.
 
-        Returns the public key's path. Raises BadKey if either exists, since a key is never
-        overwritten, and where neither can be written: no half of a pair is left then.
+        Returns the public key's path. Raises KeyExists if either exists, since a key is never
+        overwritten, and BadKey where neither can be written: no half of a pair is left then.
         """
         if not path.name:
             raise BadKey(f"{str(path)!r} names no file; give the one to write, as keys/release.pem")
@@ -91,6 +99,8 @@ class SigningKey:
         )
         public_path = path.with_name(path.name.removesuffix(".pem") + PUBLIC_SUFFIX)
         make_directory(path.parent)
+        if os.path.lexists(public_path):  # Not told once others may have read the private one.
+            raise KeyExists(f"{public_path} exists; a key is never overwritten, move it away")
         _write_new(path, pem, mode=0o600)
         try:
             _write_new(public_path, self.public.to_pem(), mode=0o644)
@@ -98,6 +108,15 @@ class SigningKey:
             path.unlink()  # With no public half it signs what nobody can check.
             raise
         return public_path
+
+
+def write_public(key: PublicKey, path: Path) -> None:
+    """Write a public key, whole or not at all; one that is there already is left. Raises BadKey."""
+    try:
+        _write_new(path, key.to_pem(), mode=0o644)
+    except KeyExists:
+        if not path.exists():
+            raise BadKey(f"{path} cannot be written: it is a link to nothing") from None
 
 
 def make_directory(path: Path) -> None:
@@ -109,18 +128,36 @@ def make_directory(path: Path) -> None:
 
 
 def _write_new(path: Path, data: bytes, *, mode: int) -> None:
+    """Write a file whole or not at all: who finds it there finds all of it.
+
+    Raises KeyExists if it is there already; of two who write it at once the second one does.
+    """
+    part = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            _create(part, data, mode)
+            _publish(part, path, data, mode)
+        finally:
+            part.unlink(missing_ok=True)
     except FileExistsError:
-        raise BadKey(f"{path} exists; a key is never overwritten, choose another name") from None
+        raise KeyExists(f"{path} exists; a key is never overwritten, choose another name") from None
     except OSError as error:
         raise BadKey(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _create(path: Path, data: bytes, mode: int) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+
+
+def _publish(part: Path, path: Path, data: bytes, mode: int) -> None:
+    """Give a written file its name. A renamed one would replace a key that came meanwhile."""
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+        os.link(part, path)
     except OSError as error:
-        path.unlink()
-        raise BadKey(f"{path} cannot be written: {error.strerror}") from None
+        if error.errno not in _NO_LINKS:
+            raise
+        _create(path, data, mode)  # Still never over another; who reads it now may see half.
 
 
 def load_signing_key(path: Path) -> SigningKey:

@@ -1,6 +1,8 @@
 """Keys on disk, the store of trusted ones, and the certificate that a group finds."""
 
+import errno
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from splitwave.certify.keys import (
     BadKey,
+    KeyExists,
     PublicKey,
     SigningKey,
     load_public_key,
@@ -98,6 +101,24 @@ def test_no_private_key_is_left_without_its_public_half(tmp_path: Path) -> None:
         SigningKey.generate().save(tmp_path / name)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_there_are_no_hard_links_a_key_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", link)
+    key = SigningKey.generate()
+
+    key.save(tmp_path / "key.pem")
+
+    assert load_signing_key(tmp_path / "key.pem").public == key.public
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key.pem", "key.pub.pem"]
+    (tmp_path / "key.pub.pem").unlink()
+    with pytest.raises(KeyExists, match="never overwritten"):
+        SigningKey.generate().save(tmp_path / "key.pem")
 
 
 def test_a_key_needs_a_name() -> None:
