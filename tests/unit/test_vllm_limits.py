@@ -56,7 +56,8 @@ class Target:
         self.given_up: list[str] = []
         self.loses = 0
         """Requests that come next and of which nobody hears."""
-        self.mended = 0
+        self.mended: list[Break] = []
+        self.wide, self.limit, self.heeds_limits = 8, 10**6, True
         self.gives = 0
         """Tokens by which a crowd's requests end early."""
         for name in ("steps", "start_break", "end_break"):  # There is no process to ask.
@@ -67,14 +68,18 @@ class Target:
         return vars(self.engine)["_prepare"]
 
     async def _steps(self, rank: int, since: int = 0) -> list[Step]:
-        return [Step(1, 2, 0.1, 0.0)]
+        return [Step(1, min(self.wide, self.limit), 0.1, 0.0)]
 
     async def _start_break(self, what: Break, rank: int, argument: float) -> None:
-        assert (what, rank) == (Break.LOSE_REQUEST, 1)
-        self.loses = 1
+        if what is Break.NARROW:
+            self.limit = int(argument) if self.heeds_limits else self.limit
+        else:
+            assert (what, rank) == (Break.LOSE_REQUEST, 1)
+            self.loses = 1
 
     async def _end_break(self, what: Break, rank: int) -> None:
-        self.mended += 1
+        self.mended.append(what)
+        self.limit = 10**6
 
     async def start(self, *requests: EngineRequest) -> list[Flight]:
         self.at_once.append(len(requests))
@@ -151,6 +156,7 @@ async def test_a_front_that_cuts_a_long_prompt_is_noticed_and_mended(
 ) -> None:
     on, target, released = bench(role)
     check, before = OverEnvelope(), target.prepares
+    on.widest_step_tokens = 8
 
     verdict = check.judge(await check.observe_broken(on), on.subject, SCALE)
 
@@ -164,13 +170,41 @@ async def test_a_front_that_cuts_a_long_prompt_is_noticed_and_mended(
 async def test_one_of_a_crowd_that_is_lost_is_noticed_and_let_go(role: Role) -> None:
     on, target, released = bench(role)
     check = OverEnvelope()
+    on.widest_step_tokens = 8
 
     verdict = check.judge(await check.observe_broken(on), on.subject, SCALE)
 
     assert verdict.figures["lost"] == len(target.given_up) == 1
     assert verdict.shows("lost")
     assert (target.given_up[0] in released) is (role is Role.DECODE)
-    assert target.mended == 1
+    assert target.mended == [Break.LOSE_REQUEST, Break.NARROW, Break.NARROW]
+
+
+async def test_a_step_over_the_cap_is_caught_for_the_limit_that_was_taken_away_alone() -> None:
+    on, target, _ = bench(Role.DECODE)
+    check = OverEnvelope()
+    seen = await check.observe(on)
+    assert not check.judge(seen, on.subject, SCALE).shows("crowd")
+
+    broken = await check.observe_broken(on)
+
+    assert (broken["cap_tokens"], broken["largest_step_tokens"]) == (7, 8)
+    assert check.judge(broken, on.subject, SCALE).shows("crowd")
+    assert target.limit > 8, "taken back"
+    target.heeds_limits = False
+    with pytest.raises(CheckBroken, match="a step had 8 tokens under a limit of 7"):
+        await check.observe_broken(on)
+
+
+async def test_a_group_of_one_seat_has_no_narrower_limit_and_is_held_to_less() -> None:
+    on, target, _ = bench(Role.DECODE)
+    target.wide = 1
+    check = OverEnvelope()
+    await check.observe(on)
+
+    broken = await check.observe_broken(on)
+
+    assert (broken["cap_tokens"], broken["largest_step_tokens"]) == (0, 1)
 
 
 async def test_a_crowd_comes_at_once_as_far_as_prefill_can_hold_it() -> None:

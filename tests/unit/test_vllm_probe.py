@@ -94,6 +94,19 @@ def test_one_request_is_lost_and_those_behind_it_are_not(comes: int) -> None:
     assert "add_request" not in vars(scheduler)
 
 
+def test_a_narrowed_scheduler_has_lower_limits_and_gets_its_own_back() -> None:
+    scheduler = SimpleNamespace(max_num_active_reqs=16, max_num_scheduled_tokens=2048)
+    probe = CoreProbe(SimpleNamespace(scheduler=scheduler))
+
+    probe.start_break(Break.NARROW, 31.0)
+    assert (scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens) == (16, 31)
+    probe.start_break(Break.NARROW, 7.0)
+    assert (scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens) == (7, 7)
+
+    probe.end_break(Break.NARROW)
+    assert (scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens) == (16, 2048)
+
+
 class Core:
     """Hears messages."""
 

@@ -41,6 +41,8 @@ class Bench:
     """Generates on a plain vLLM engine without Splitwave; None: the battery has none."""
     remembered: dict[str, Generated] = field(default_factory=dict)
     """What the group's first boot generated, by case."""
+    widest_step_tokens: int = 0
+    """Of the crowd that came with all limits as they are; 0: none came yet."""
     reboot: Callable[[], Awaitable[None]] | None = None
     """Starts the group under test anew."""
 

@@ -1,6 +1,7 @@
 """Work outside the envelope is refused by name, and no step runs for it."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,27 +53,41 @@ class OverEnvelope:
 
     name = CheckName.OVER_ENVELOPE
     broken = (
-        "a prompt that is too long is cut and runs; the envelope ends one token below the widest "
-        "step that the engines run; and one of those who wait is lost"
+        "a prompt that is too long is cut and runs; a limit of a step's tokens, one below what "
+        "the crowd fills, is taken away; and one of those who wait is lost"
     )
     shows = ("let_in", "computed", "crowd", "lost")
 
     async def observe(self, bench: Bench) -> Observed:
         """Requests that must not run, then more requests than seats."""
-        return {
-            **await self._bad(bench),
-            "cap_tokens": _cap_tokens(bench.subject),
-            **await self._crowd(bench),
-        }
+        bad, crowd = await self._bad(bench), await self._crowd(bench)
+        bench.widest_step_tokens = crowd["largest_step_tokens"]
+        return {**bad, "cap_tokens": _cap_tokens(bench.subject), **crowd}
 
     async def observe_broken(self, bench: Bench) -> Observed:
-        """A front that cuts prompts, engines that lose a request, and a narrower envelope."""
+        """A front that cuts prompts, engines that lose a request, and no limit of a step.
+
+        The limit: a second crowd comes while the schedulers' own one is below what the first
+        filled. It must hold, so that of the same crowd without it only the missing limit can be
+        the reason. CheckBroken if it does not.
+        """
         keeps_first = bench.rig.role is Role.DECODE and first_token_is_kept(GOOD)
         with bench.rig.target.probe.clipping(GOOD_TOKENS + keeps_first):
             bad = await self._bad(bench)
-        async with bench.broken(Break.LOSE_REQUEST, bench.rig.ranks()[-1]):
+        unlimited = bench.widest_step_tokens
+        limit = max(1, unlimited - 1)
+        async with contextlib.AsyncExitStack() as breaks:
+            for rank in bench.rig.ranks():
+                await breaks.enter_async_context(bench.broken(Break.NARROW, rank, limit))
+            last = bench.rig.ranks()[-1]
+            await breaks.enter_async_context(bench.broken(Break.LOSE_REQUEST, last))
             crowd = await self._crowd(bench)
-        return {**bad, "cap_tokens": crowd["largest_step_tokens"] - 1, **crowd}
+        if crowd["largest_step_tokens"] > limit:
+            wide = crowd["largest_step_tokens"]
+            raise CheckBroken(f"over_envelope: a step had {wide} tokens under a limit of {limit}")
+        # One seat has no limit below it that lets anything run: there the envelope is narrower.
+        cap = min(limit, unlimited - 1)
+        return {**bad, **crowd, "cap_tokens": cap, "largest_step_tokens": unlimited}
 
     async def _bad(self, bench: Bench) -> Observed:
         """What became of each bad request, and whether a step ran for any."""

@@ -27,7 +27,9 @@ class Break(enum.StrEnum):
 
     LOSE_REQUEST = "lose_request"
     """The next request that comes is dropped, and nobody hears of it."""
+    NARROW = "narrow"
+    """No break yet: the scheduler's own limits of a step are so many tokens, a seat each."""
 
 
-OF_THE_SCHEDULER = frozenset({Break.LEAK_BLOCKS, Break.LATE_WAKE, Break.LOSE_REQUEST})
+OF_THE_SCHEDULER = frozenset({Break.LEAK_BLOCKS, Break.LATE_WAKE, Break.LOSE_REQUEST, Break.NARROW})
 """Those that are made in the engine core; the others are made in its workers."""

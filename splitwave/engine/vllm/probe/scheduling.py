@@ -8,6 +8,9 @@ from vllm.v1.engine import EngineCoreRequestType
 
 from splitwave.engine.vllm.probe.breaks import Break
 
+LIMITS = ("max_num_active_reqs", "max_num_scheduled_tokens")
+"""What keeps vLLM's scheduler from steps that are wider than the group was started for."""
+
 
 class Walk:
     """Limits the tokens of each of the next steps, by a plan, once enough requests run.
@@ -85,6 +88,8 @@ class CoreProbe:
             self._late_wake(argument)
         elif what is Break.LOSE_REQUEST:
             self._lose_request()
+        elif what is Break.NARROW:
+            self._narrow(int(argument))
 
     def end_break(self, what: Break) -> None:
         """Take a break back; no effect if there is none."""
@@ -134,3 +139,9 @@ class CoreProbe:
 
         scheduler.add_request = losing
         self._undo[Break.LOSE_REQUEST] = lambda: scheduler.__dict__.pop("add_request", None)
+
+    def _narrow(self, tokens: int) -> None:
+        scheduler = self._core.scheduler
+        usual = {name: getattr(scheduler, name) for name in LIMITS}
+        vars(scheduler).update({name: min(limit, tokens) for name, limit in usual.items()})
+        self._undo[Break.NARROW] = lambda: vars(scheduler).update(usual)
