@@ -1,7 +1,8 @@
 """The accuracy task, what the harness leaves of it, and agreement item by item."""
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any  # JSON
 
@@ -12,6 +13,7 @@ from splitwave.certify.accuracy.check import (
     AccuracyCheck,
     Gateway,
     judge,
+    judge_control,
     rows_of,
     text_of,
 )
@@ -33,7 +35,7 @@ from splitwave.certify.accuracy.task import (
     items,
     write,
 )
-from splitwave.certify.battery.run import Work
+from splitwave.certify.battery.run import Work, is_good
 from splitwave.certify.battery.scale import Scale
 from splitwave.core.fingerprint import Fingerprint
 from splitwave.demo_model import DemoModelOptions, Variant, build
@@ -127,6 +129,91 @@ def test_one_wrong_item_is_enough_to_catch_the_control() -> None:
     assert verdict.shows("agreement")
 
 
+@pytest.mark.parametrize(
+    ("right", "shows"),
+    [
+        (seen(CONTROL_ITEMS), "agreement"),
+        (seen(CONTROL_ITEMS, differing=1), "unshifted"),
+        ({"items_asked": CONTROL_ITEMS, "items": []}, "unshifted"),
+    ],
+)
+def test_a_shift_is_caught_only_if_the_same_run_passes_without_it(
+    right: dict[str, Any], shows: str
+) -> None:
+    verdict = judge_control(seen(CONTROL_ITEMS, differing=9), right, SCALE)
+
+    assert [problem.code for problem in verdict.problems] == [shows]
+    assert verdict.figures["items_unshifted"] == len(right["items"])
+
+
+@dataclass(slots=True, kw_only=True)
+class Ran(AccuracyCheck):
+    """Answers as its stacks would."""
+
+    stacks: list[tuple[str, str]] = field(default_factory=list)
+    differs_unshifted: bool = False
+    """Whether the control's model answers otherwise without the shift, too."""
+
+    async def _aggregated_all(self, model_path: Path, tasks: Sequence[Task]) -> list[list[str]]:
+        return [[" x"] * len(asked.items) for asked in tasks]
+
+    async def _through(
+        self, command: Command, environment: Mapping[str, str], tasks: Sequence[Task], _: Path
+    ) -> tuple[list[list[Sample]], int]:
+        shift = environment.get("SPLITWAVE_FAULTS", "")
+        self.stacks.append((command.model_path, shift))
+        self._ran = {"decode": SUBJECT_IS}
+        wrong = shift or (self.differs_unshifted and command is self.gateway.control)
+        text = " y" if wrong else " x"
+        return [[Sample(n, text, True) for n in range(len(t.items))] for t in tasks], 10
+
+
+def ran(tmp_path: Path, *, control: str) -> Ran:
+    settings: Any = None
+    commands = [
+        Command(words=[], http="", metrics=[], model=name, model_path=name)
+        for name in ("identical", control)
+    ]
+    stacks = Gateway(main=commands[0], control=commands[1], lm_eval_python=tmp_path)
+    return Ran(settings=settings, gateway=stacks, directory=tmp_path, environment={})
+
+
+async def test_the_control_s_model_is_asked_without_the_shift_too(tmp_path: Path) -> None:
+    check = ran(tmp_path, control="distinct")
+
+    found = await check(SUBJECT, SUBJECT_IS, SCALE, lambda words: None)
+
+    shift = "shift_routing"
+    assert check.stacks == [("identical", ""), ("distinct", ""), ("distinct", shift)]
+    assert found.evidence.passed
+    assert found.evidence.control is not None
+    assert found.evidence.control.was_caught
+    assert found.evidence.control.figures["agreement_unshifted"] == 1.0
+    assert found.evidence.replays == 10, "of the check's own run"
+
+
+async def test_a_control_that_fails_without_the_shift_is_not_caught(tmp_path: Path) -> None:
+    check = ran(tmp_path, control="distinct")
+    check.differs_unshifted = True
+
+    found = await check(SUBJECT, SUBJECT_IS, SCALE, lambda words: None)
+
+    assert found.evidence.passed
+    assert found.evidence.control is not None
+    assert not found.evidence.control.was_caught
+    assert not is_good(found), "it is not signed, and is run again"
+    assert "without the shift it fails as well: 24 of 24 answers" in found.noticed[0]
+
+
+async def test_a_model_whose_experts_differ_needs_no_stack_more(tmp_path: Path) -> None:
+    check = ran(tmp_path, control="identical")
+
+    found = await check(SUBJECT, SUBJECT_IS, SCALE, lambda words: None)
+
+    assert check.stacks == [("identical", ""), ("identical", "shift_routing")]
+    assert is_good(found)
+
+
 def test_items_that_the_harness_did_not_score_are_missed() -> None:
     lost = seen(126)
     lost["items"] = lost["items"][:100]
@@ -139,6 +226,9 @@ def test_no_answer_is_neither_agreement_nor_a_control_that_was_noticed(asked: in
     verdict = judge({"items_asked": asked, "items": []}, SCALE)
 
     assert [problem.code for problem in verdict.problems] == ["few"]
+
+
+CAUGHT = judge_control(seen(CONTROL_ITEMS, differing=9), seen(CONTROL_ITEMS), SCALE)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +247,7 @@ async def test_a_gateway_before_other_engines_proves_nothing(
     stacks = Gateway(main=command, control=command, lm_eval_python=tmp_path)
     check = AccuracyCheck(
         settings=settings, gateway=stacks, directory=tmp_path, environment={},
-        _done={SCALE: (seen(126), seen(126, differing=9), Work(1.0, 5))}, _ran=ran,
+        _done={SCALE: (seen(126), CAUGHT, Work(1.0, 5))}, _ran=ran,
     )  # fmt: skip
 
     found = await check(SUBJECT, SUBJECT_IS, SCALE, lambda words: None)

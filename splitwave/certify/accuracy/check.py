@@ -14,7 +14,7 @@ from splitwave.certify.accuracy.task import Task
 from splitwave.certify.battery.bench import Subject
 from splitwave.certify.battery.run import Result, Work, result_of
 from splitwave.certify.battery.scale import Scale
-from splitwave.certify.battery.verdict import CheckBroken, Observed, Verdict
+from splitwave.certify.battery.verdict import CheckBroken, Observed, Problem, Verdict
 from splitwave.core.evidence import Check as CheckName
 from splitwave.core.fingerprint import Fingerprint
 from splitwave.core.generation import Sampling
@@ -78,6 +78,21 @@ def judge(seen: Observed, scale: Scale) -> Verdict:
     return verdict
 
 
+def judge_control(broken: Observed, right: Observed, scale: Scale) -> Verdict:
+    """Hold the shifted run against the bound; `right`: the same run without the shift. Pure.
+
+    Where that fails too, nobody knows what the shift did, so the control shows nothing.
+    """
+    verdict, unshifted = judge(broken, scale), judge(right, scale)
+    verdict.note(
+        agreement_unshifted=unshifted.figures["agreement"], items_unshifted=len(right["items"])
+    )
+    if not unshifted.passed:
+        words = f"without the shift it fails as well: {unshifted.said()}"
+        verdict.problems[:] = [Problem("unshifted", words)]
+    return verdict
+
+
 def _judge_gsm8k(verdict: Verdict, rows: Sequence[Mapping[str, Any]], scale: Scale) -> None:
     agreement = sum(row["ours"] == row["theirs"] for row in rows) / max(1, len(rows))
     verdict.note(
@@ -102,7 +117,8 @@ class AccuracyCheck:
     name: CheckName = CheckName.ACCURACY
     broken: str = "each token goes to the expert after the one that its router chose"
     shows: Sequence[str] = ("agreement",)
-    _done: dict[Scale, tuple[Observed, Observed, Work]] = field(default_factory=dict)
+    _done: dict[Scale, tuple[Observed, Verdict, Work]] = field(default_factory=dict)
+    """By scale: what the run saw, the verdict on its control, and the work."""
     _ran: dict[str, Fingerprint] = field(default_factory=dict)
     """By role what the stack's engines were."""
 
@@ -111,44 +127,71 @@ class AccuracyCheck:
     ) -> Result:
         """Run it, or give what it found before. Raises CheckBroken if it cannot be run."""
         if scale not in self._done:
-            self._done[scale] = await self._both(scale, say)
-        seen, broken, work = self._done[scale]
+            self._done[scale] = await self._all(scale, say)
+        seen, control, work = self._done[scale]
         ran = self._ran.get(subject.mode.role)
         differ = fingerprint.differences(ran) if ran else ["it did not say what it runs"]
         seen = seen | {"other_engines": [str(difference) for difference in differ]}
-        return result_of(self, judge(seen, scale), judge(broken, scale), work, seen)
+        return result_of(self, judge(seen, scale), control, work, seen)
 
-    async def _both(self, scale: Scale, say: Say) -> tuple[Observed, Observed, Work]:
+    async def _all(self, scale: Scale, say: Say) -> tuple[Observed, Verdict, Work]:
         began_s = time.monotonic()
         asked = task.few_shot(scale.accuracy_items, scale.seed)
         problems = self.gateway.gsm8k and task.gsm8k(self.gateway.gsm8k, scale.gsm8k_items)
         tasks = [asked, problems] if problems else [asked]
-        shifted = {FAULTS: Fault.SHIFT_ROUTING.value}
         try:
-            (seen, *more), steps = await self._compare(self.gateway.main, tasks, {}, say)
-            few = [asked.first(CONTROL_ITEMS)]
-            (broken,), _ = await self._compare(self.gateway.control, few, shifted, say)
+            (rows,), steps = await self._compare(self.gateway.main, tasks, [{}], say)
+            seen, *more = rows
+            few = asked.first(CONTROL_ITEMS)
+            right, broken = await self._control(seen, few, say)
         except (AggregatedFailed, gateway.GatewayFailed, lm_eval.HarnessFailed, OSError) as error:
             raise CheckBroken(f"accuracy: {error}") from error
         if more:
             seen["gsm8k"] = more[0]
-        return seen, broken, Work(time.monotonic() - began_s, steps)
+        control = judge_control(broken, right, scale)
+        return seen, control, Work(time.monotonic() - began_s, steps)
+
+    async def _control(self, seen: Observed, few: Task, say: Say) -> tuple[Observed, Observed]:
+        """What came of a few items without the shift, and with it and nothing else changed."""
+        shifted = {FAULTS: Fault.SHIFT_ROUTING.value}
+        command = self.gateway.control
+        if command.model_path == self.gateway.main.model_path:  # It has run without the shift.
+            ((broken,),), _ = await self._compare(command, [few], [shifted], say)
+            return seen, broken
+        ((right,), (broken,)), _ = await self._compare(command, [few], [{}, shifted], say)
+        return right, broken
 
     async def _compare(
-        self, command: Command, tasks: Sequence[Task], environment: Mapping[str, str], say: Say
-    ) -> tuple[list[Observed], int]:
-        """Both runs of some tasks, and the steps that the stack took."""
+        self,
+        command: Command,
+        tasks: Sequence[Task],
+        environments: Sequence[Mapping[str, str]],
+        say: Say,
+    ) -> tuple[list[list[Observed]], int]:
+        """Both runs of some tasks, in stacks with each of these variables, and the steps taken."""
         model = Path(command.model_path).name
-        words = ", ".join(environment.values())
+        kinds = [", ".join(environment.values()) or "right" for environment in environments]
         names = ", ".join(f"{len(asked.items)} items of {asked.name}" for asked in tasks)
-        say(f"accuracy: {names} on {model}, aggregated and through the gateway {words}".rstrip())
-        directory = self.directory / model / (words or "right")
+        say(f"accuracy: {names} on {model}, aggregated and through the gateway: {'; '.join(kinds)}")
+
+        async def through() -> tuple[list[list[list[Sample]]], int]:
+            found, steps = [], 0
+            for environment, kind in zip(environments, kinds, strict=True):
+                directory = self.directory / model / kind
+                samples, more = await self._through(command, environment, tasks, directory)
+                found.append(samples)
+                steps += more
+            return found, steps
+
         # Side by side: either leaves cores idle while it prefills.
-        theirs, (samples, steps) = await asyncio.gather(
-            self._aggregated_all(Path(command.model_path), tasks),
-            self._through(command, environment, tasks, directory),
+        theirs, (ours, steps) = await asyncio.gather(
+            self._aggregated_all(Path(command.model_path), tasks), through()
         )
-        return [rows_of(*each) for each in zip(tasks, theirs, samples, strict=True)], steps
+        rows = [
+            [rows_of(*each) for each in zip(tasks, theirs, samples, strict=True)]
+            for samples in ours
+        ]
+        return rows, steps
 
     async def _aggregated_all(self, model_path: Path, tasks: Sequence[Task]) -> list[list[str]]:
         return [await self._aggregated(model_path, asked) for asked in tasks]
