@@ -76,9 +76,9 @@ clients-all: install ## And those with large environments: lm-eval, aiperf.
 ci-system: ## As root on Debian: the browser and the promtool that some tests need.
 	@sh scripts/system-packages
 
-certify-cpu: install ## Full certificates for both pools of the demo stack, on this machine's CPU: about 10 minutes.
+certify-cpu: install ## Full certificates for both pools of the demo stack, outputs to 256 tokens, on this CPU: 10 minutes.
 	@$(BIN)/python -m tests.clients.environments lm-eval
-	@$(BIN)/splitwave certify --model demo --level full
+	@$(BIN)/splitwave certify --model demo --level full --output-max-tokens 256
 
 sim: install ## Seeded faults in virtual time: make sim SEEDS=1000.
 	@SPLITWAVE_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/sim

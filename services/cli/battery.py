@@ -43,6 +43,8 @@ class Battery:
     key: Path
     envelopes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By role, as JSON."""
+    output_max_tokens: int | None = None
+    """Longest output of envelopes that are left out; None: what the engines can run."""
     soak_s: float | None = None
     leave_out: Sequence[str] = ()
     gateway: Mapping[str, Any] | None = None
@@ -55,6 +57,7 @@ class Battery:
             "targets": list(self.targets),
             "groups": {role: self._group(role) for role in ROLES},
             "envelopes": {role: dict(value) for role, value in self.envelopes.items()},
+            "output_max_tokens": self.output_max_tokens,
             "out": str(self.out),
             "certificates": str(self.certificates),
             "key": str(self.key),

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any  # JSON
 
@@ -30,10 +31,11 @@ from splitwave.core.envelope import read_envelope
 from splitwave.core.evidence import Check, Level
 from splitwave.core.mode import MODES, lookup
 from splitwave.core.strict_json import JsonError, parse
-from splitwave.engine.vllm.config import SettingsError, read_shape
+from splitwave.engine.vllm.config import SettingsError, VllmGroupSettings, read_shape
 from splitwave.runtime.config import ConfigError
 
 EXIT_NOT_SIGNED, EXIT_USAGE = 1, 2
+LENGTH = "model_len_max_tokens"
 ENVELOPE_BYTES_MAX = 2**20
 FIRST_PORT = 8190
 """Of the ports that the accuracy check's stacks listen on; `splitwave up` has those from 8080."""
@@ -75,6 +77,13 @@ def _add_what(add: Callable[..., object]) -> None:
         default=[],
         help="JSON of the envelope to certify, once a --mode in their order "
         "(default: all that the groups can run)",
+    )
+    add(
+        "--output-max-tokens",
+        type=count,
+        metavar="N",
+        help="longest output to certify where no --envelope says it; routers refuse longer ones, "
+        "and a full battery runs it to its end (default: all that the groups can run)",
     )
     add("--prefill-ranks", type=count, default=1, help="(default: %(default)s)")
     add("--decode-ranks", type=count, default=2, help="(default: %(default)s)")
@@ -135,7 +144,20 @@ def lines_of(subject: Mapping[str, Any]) -> list[str]:
         first = f"{subject['mode']}: signed, {subject['level']}: {subject['certificate']}"
     else:
         first = f"{subject['mode']}: not signed: {subject['not_signed_for']}"
-    return [first, f"  report: {subject['report']}; {subject['cpu_s']:.0f} CPU seconds"]
+    return [
+        first,
+        f"  within: {_within(subject['envelope'])}",
+        f"  report: {subject['report']}; {subject['cpu_s']:.0f} CPU seconds",
+    ]
+
+
+def _within(envelope: Mapping[str, Any]) -> str:
+    """What requests a certificate lets in, and that routers refuse the others."""
+    return (
+        f"prompts of {envelope['prompt_max_tokens']} tokens, outputs of "
+        f"{envelope['traffic']['output_max_tokens']}, {envelope['sequence_max_tokens']} together; "
+        "routers refuse longer ones"
+    )
 
 
 def battery_of(arguments: argparse.Namespace, report: Report) -> Battery:
@@ -146,6 +168,7 @@ def battery_of(arguments: argparse.Namespace, report: Report) -> Battery:
     plan = as_workers_read_it(_plan(arguments, modes, model_path), os.environ, envelopes)
     check_groups(plan, os.environ)
     check_memory(plan)
+    _check_output(arguments, plan)
     machine = Machine(default_home())
     if arguments.key is None:
         machine.make_key()
@@ -159,10 +182,24 @@ def battery_of(arguments: argparse.Namespace, report: Report) -> Battery:
         certificates=_writable("--certificates", arguments.certificates or machine.certificates),
         key=arguments.key or machine.key,
         envelopes=envelopes,
+        output_max_tokens=arguments.output_max_tokens,
         soak_s=arguments.soak_s,
         leave_out=arguments.leave_out,
         gateway=_gateway(arguments, plan, report),
     )
+
+
+def _check_output(arguments: argparse.Namespace, plan: Plan) -> None:
+    """Raise ValueError for a longest output that no certificate could have."""
+    if (asked := arguments.output_max_tokens) is None:
+        return
+    if arguments.envelope:
+        raise ValueError("--output-max-tokens: the --envelope says it; leave one of them out")
+    usual = next(x.default for x in fields(VllmGroupSettings) if x.name == LENGTH)
+    assert isinstance(usual, int), "a sequence has a default length"
+    longest = min(int(plan.engine_settings(role).get(LENGTH) or usual) for role in ROLES) - 1
+    if asked > longest:
+        raise ValueError(f"--output-max-tokens: is {asked}; the groups can run {longest} at most")
 
 
 def _targets(given: Sequence[str] | None) -> Sequence[str]:

@@ -79,7 +79,7 @@ def test_the_floor_of_a_mode_is_certified_so_that_placement_knows_it(
     settings = replace(SETTINGS, mode=mode)
     group = replace(GROUP, mode=mode, batch_max_tokens=step_max_tokens)
 
-    envelope = subject_of(order(tmp_path), group, settings, Scale()).envelope
+    envelope = subject_of(order(tmp_path), group, settings).envelope
 
     assert (envelope.step_min_tokens, envelope.step_max_tokens) == (floor, step_max_tokens)
 
@@ -98,28 +98,24 @@ def test_sampling_that_no_check_runs_is_not_certified(tmp_path: Path) -> None:
         return replace(order(tmp_path), envelopes={Role.DECODE: written})
 
     with pytest.raises(EnvelopeRefused, match=r"traffic\.sampling: no check runs beam_search"):
-        subject_of(asked("beam_search", "seed"), GROUP, SETTINGS, Scale())
+        subject_of(asked("beam_search", "seed"), GROUP, SETTINGS)
 
-    certified = subject_of(asked(*certified_features()), GROUP, SETTINGS, Scale())
+    certified = subject_of(asked(*certified_features()), GROUP, SETTINGS)
     assert certified.envelope.traffic.sampling
 
 
-@pytest.mark.parametrize(
-    ("level", "weights_bytes", "longest"),
-    [
-        (Level.FULL, 15 * 10**8, 128),
-        (Level.FULL, 4 * 10**6, 1023),
-        (Level.SMOKE, 15 * 10**8, 1023),
-    ],
-)
-def test_an_envelope_that_nobody_wrote_ends_where_a_full_battery_does(
-    level: Level, weights_bytes: int, longest: int, tmp_path: Path
+@pytest.mark.parametrize(("asked", "longest"), [(None, 1023), (256, 256), (10**6, 1023)])
+def test_an_envelope_that_nobody_wrote_is_all_that_the_group_can_run_or_what_was_asked_for(
+    asked: int | None, longest: int, tmp_path: Path
 ) -> None:
-    scale = scale_for(level, Device.CPU, weights_bytes=weights_bytes)
+    wanted = replace(order(tmp_path), output_max_tokens=asked)
 
-    found = subject_of(order(tmp_path), GROUP, SETTINGS, scale).envelope
+    found = subject_of(wanted, GROUP, SETTINGS).envelope
 
     assert found.traffic.output_max_tokens == longest
+    assert (found.prompt_max_tokens, found.sequence_max_tokens) == (1023, 1024)
+    edges = edge_cases(subject("decode", found), Scale())
+    assert max(case.new_tokens for case in edges) == longest, "it is run to its end"
 
 
 def subject(role: str, found: Envelope, level: Level = Level.FULL) -> Subject:

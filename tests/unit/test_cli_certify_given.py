@@ -1,5 +1,6 @@
 """What `splitwave certify` is given and cannot use is told in one line, before anything runs."""
 
+import json
 from pathlib import Path
 
 import psutil
@@ -10,7 +11,7 @@ from splitwave.certify.battery import __main__ as battery
 from splitwave.certify.fingerprint import RanksDiffer
 from splitwave.core.fingerprint import Difference
 from splitwave.demo_model import DemoModelOptions, Variant, build
-from tests.unit.test_cli_certify import parsed
+from tests.unit.test_cli_certify import ENVELOPE, parsed
 
 COMPILED = ("--mode", "decode_cpu_compiled", "--envelope")
 HARNESS = ("--level", "full", "--lm-eval-python", "text")
@@ -38,6 +39,12 @@ def model(tmp_path: Path) -> Path:
         (("--prefill-setting", "nope=3"), "prefill.engine_settings: nope: unknown"),
         (("--decode-ranks", "3"), "ranks: 3 does not divide the model's 8 experts"),
         (("--prefill-setting", "ranks=50000"), "ranks: is 50000; 50000 KV caches of 64 MiB are"),
+        (("--output-max-tokens", "1024"), "is 1024; the groups can run 1023 at most"),
+        (
+            ("--output-max-tokens", "99", "--decode-setting", "model_len_max_tokens=99"),
+            "--output-max-tokens: is 99; the groups can run 98 at most",
+        ),
+        ((*COMPILED, "good.json", "--output-max-tokens", "9"), "the --envelope says it; leave one"),
         (("--model", "/nowhere"), "no config.json"),
         (("--model", "list"), "config.json holds no JSON object"),
         ((*COMPILED, "gone.json"), "--envelope: gone.json cannot be read: No such file"),
@@ -65,7 +72,8 @@ def test_wrong_usage_is_told(
     for name in ("list", "bad"):
         Path(name).mkdir()
     for name, text in {
-        "text": "no JSON", "empty": "{}", "deep": '{"a":' * 100_000, "list/config.json": "[]",
+        "text": "no JSON", "good.json": json.dumps(ENVELOPE), "empty": "{}",
+        "deep": '{"a":' * 100_000, "list/config.json": "[]",
         "bad/train.jsonl": '{"question": "?"}', "bad/test.jsonl": "{}",
     }.items():  # fmt: skip
         Path(name).write_text(text)
@@ -74,6 +82,30 @@ def test_wrong_usage_is_told(
 
     assert certify.run(parsed("--level", "smoke", *given)) == 2
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", [None, 256])
+def test_the_longest_output_that_is_asked_for_reaches_the_battery(
+    asked: int | None, model: Path
+) -> None:
+    flags = ("--output-max-tokens", str(asked)) if asked else ()
+    arguments = parsed("--model", str(model), "--level", "smoke", *flags)
+
+    made = certify.battery_of(arguments, lambda who, what: None)
+
+    assert battery.read_order(made.to_json()).output_max_tokens == asked
+
+
+def test_what_is_signed_is_told_with_what_routers_will_refuse() -> None:
+    envelope = ENVELOPE | {"traffic": {"output_max_tokens": 256, "sampling": []}}
+    subject = {
+        "mode": "m", "level": "full", "certificate": "c", "report": "r", "cpu_s": 1.0,
+        "envelope": envelope,
+    }  # fmt: skip
+
+    assert certify.lines_of(subject)[1] == (
+        "  within: prompts of 100 tokens, outputs of 256, 128 together; routers refuse longer ones"
+    )
 
 
 def test_a_stack_that_the_memory_does_not_hold_is_told_of(

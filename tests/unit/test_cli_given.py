@@ -32,6 +32,7 @@ WRONG = [
     (("certify", "--prefill-ranks", "0"), "--prefill-ranks: is 0; set it to 1 or more"),
     (("certify", "--decode-ranks", "-3"), "--decode-ranks: is -3; set it to 1 or more"),
     (("certify", "--decode-ranks", str(2**40)), "set it to 1 or more, 2147483647 at most"),
+    (("certify", "--output-max-tokens", "0"), "--output-max-tokens: is 0; set it to 1 or more"),
     (("certify", "--decode-ranks", "two"), "--decode-ranks: is 'two'; write a whole number"),
     (("drain", "x:1", "--timeout", "-1"), "--timeout: is -1; set it above 0"),
 ]

@@ -71,6 +71,9 @@ class Order:
     targets: Sequence[Role]
     envelopes: Mapping[Role, Envelope] = field(default_factory=dict)
     """By role; one that is left out is all that the group can run."""
+    output_max_tokens: int | None = None
+    """Longest output of envelopes that are left out; None: as long as a sequence lets it be. A
+    full battery runs it to its end."""
     out: Path
     """State, reports and logs, a directory a mode."""
     certificates: Path
@@ -140,7 +143,7 @@ async def _checks(order: Order, standing: rig.Rig, plain: PlainOracle, say: Say)
     weights_bytes = sum(f.stat().st_size for f in settings.model_path.glob("*.safetensors"))
     whole = scale_for(order.level, lookup(settings.mode).device, weights_bytes=weights_bytes)
     scale = order.rescale(whole)
-    subject = subject_of(order, standing.target.description, settings, scale)
+    subject = subject_of(order, standing.target.description, settings)
     state = State(
         order.out / subject.mode.name / order.level, subject_digest(fingerprint, subject, scale)
     )
@@ -177,11 +180,10 @@ async def fingerprint_of(standing: rig.Rig, settings: VllmGroupSettings) -> Fing
     return Fingerprint({k: v for k, v in found.values.items() if k != f"env.{PROBE}"})
 
 
-def subject_of(
-    order: Order, group: GroupDescription, settings: VllmGroupSettings, scale: Scale
-) -> Subject:
+def subject_of(order: Order, group: GroupDescription, settings: VllmGroupSettings) -> Subject:
     """What is certified of a started group. Raises EnvelopeRefused for what it cannot run."""
     shape, mode = shape_of(group), lookup(settings.mode)
+    longest = shape.sequence_max_tokens - 1
     envelope = order.envelopes.get(group.role) or Envelope(
         ranks=shape.ranks,
         tensor_parallel=shape.tensor_parallel,
@@ -189,10 +191,10 @@ def subject_of(
         step_min_tokens=min(mode.step_min_tokens, shape.step_max_tokens),
         step_max_tokens=shape.step_max_tokens,
         seats_max=shape.seats_per_rank,
-        prompt_max_tokens=shape.sequence_max_tokens - 1,
+        prompt_max_tokens=longest,
         sequence_max_tokens=shape.sequence_max_tokens,
         traffic=Traffic(
-            output_max_tokens=min(shape.sequence_max_tokens - 1, scale.output_max_tokens),
+            output_max_tokens=min(longest, order.output_max_tokens or longest),
             sampling=certified_features(),
         ),
     )

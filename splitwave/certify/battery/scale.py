@@ -16,8 +16,6 @@ class Scale:
     oracle_tokens: int = 24
     alone_cases: int = 64
     """Of the oracle's cases, how many run alone on each rank; all of them run at once."""
-    output_max_tokens: int = 2**20
-    """Longest output of an envelope that nobody has written: a full battery runs it to its end."""
     prompt_max_tokens: int = 257
     """Longest prompt of the oracle's cases; the envelope may end earlier."""
     batch_cases: int = 8
@@ -89,7 +87,6 @@ _HEAVY: dict[str, Any] = {
     "oracle_cases": 4,
     "oracle_tokens": 6,
     "alone_cases": 2,
-    "output_max_tokens": 128,
     "prompt_max_tokens": 65,
     "batch_cases": 4,
     "batch_tokens": 6,
@@ -124,7 +121,6 @@ _SMOKE_HEAVY: dict[str, Any] = {
     "oracle_cases": 2,
     "oracle_tokens": 3,
     "alone_cases": 1,
-    "output_max_tokens": 2**20,
     "abort_requests": 4,
     "abort_tokens": 3,
     "crowd_tokens": 2,
