@@ -150,7 +150,9 @@ async def run_battery(battery: Battery, report: Report) -> tuple[int, list[dict[
     order = battery.out / "order.json"
     await asyncio.to_thread(order.write_text, json.dumps(battery.to_json(), indent=1))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "splitwave.certify.battery", str(order),
+        # Tethered: a command that is killed cannot stop its battery and the engines of that.
+        *(sys.executable, "-m", "services.cli.tether"),
+        *(sys.executable, "-m", "splitwave.certify.battery", str(order)),
         env={**os.environ, **battery.plan.environment},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE, start_new_session=True, limit=LINE_BYTES_MAX,
