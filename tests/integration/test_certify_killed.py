@@ -44,9 +44,7 @@ def pid_of(told: Path) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_command_leaves_no_battery(number: signal.Signals, tmp_path: Path) -> None:
-    words = (
-        f"from pathlib import Path; from {__name__} import command; command(Path(r'{tmp_path}'))"
-    )
+    words = f"import pathlib, {__name__} as this; this.command(pathlib.Path(r'{tmp_path}'))"
     killed = psutil.Popen([sys.executable, "-c", words], cwd=os.getcwd())
     battery = psutil.Process(pid_of(tmp_path / "pid"))
     assert battery.status() != psutil.STATUS_ZOMBIE
