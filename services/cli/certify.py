@@ -141,14 +141,13 @@ def run(arguments: argparse.Namespace) -> int:
 def lines_of(subject: Mapping[str, Any]) -> list[str]:
     """What became of one subject, for people."""
     if subject["certificate"]:
-        first = f"{subject['mode']}: signed, {subject['level']}: {subject['certificate']}"
+        lines = [
+            f"{subject['mode']}: signed, {subject['level']}: {subject['certificate']}",
+            f"  within: {_within(subject['envelope'])}",
+        ]
     else:
-        first = f"{subject['mode']}: not signed: {subject['not_signed_for']}"
-    return [
-        first,
-        f"  within: {_within(subject['envelope'])}",
-        f"  report: {subject['report']}; {subject['cpu_s']:.0f} CPU seconds",
-    ]
+        lines = [f"{subject['mode']}: not signed: {subject['not_signed_for']}"]
+    return [*lines, f"  report: {subject['report']}; {subject['cpu_s']:.0f} CPU seconds"]
 
 
 def _within(envelope: Mapping[str, Any]) -> str:

@@ -106,6 +106,8 @@ def test_what_is_signed_is_told_with_what_routers_will_refuse() -> None:
     assert certify.lines_of(subject)[1] == (
         "  within: prompts of 100 tokens, outputs of 256, 128 together; routers refuse longer ones"
     )
+    unsigned = certify.lines_of(subject | {"certificate": "", "not_signed_for": "a reason"})
+    assert unsigned == ["m: not signed: a reason", "  report: r; 1 CPU seconds"]
 
 
 def test_a_stack_that_the_memory_does_not_hold_is_told_of(
