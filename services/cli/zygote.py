@@ -166,7 +166,7 @@ def _fork(worker: ForkedWorker, status_fd: int) -> int:
         die_with_parent()
         os.setsid()  # Its engines are stopped, and killed, with its process group.
         os.close(status_fd)
-        _redirect(worker.log_path)
+        _redirect(worker.log_path, again=worker.environment[RESTARTS] != "0")
         os.environ.update(worker.environment)
         code = importlib.import_module(worker.module).main(list(worker.arguments))
     except SystemExit as error:
@@ -180,9 +180,11 @@ def _fork(worker: ForkedWorker, status_fd: int) -> int:
         os._exit(code)
 
 
-def _redirect(log_path: str) -> None:
+def _redirect(log_path: str, *, again: bool) -> None:
+    """Write to the log: from its beginning, or behind what says why there is another start."""
     Path(log_path).parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    begin = 0 if again else os.O_TRUNC
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | begin, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

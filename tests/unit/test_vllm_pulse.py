@@ -8,7 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from splitwave.engine.vllm.pulse import SILENT_MAX_S, STOPPED_MAX_S, Pulse, is_stopped
+from splitwave.core.mode import Device
+from splitwave.engine.vllm.pulse import (
+    SILENT_MAX_S,
+    STOPPED_MAX_S,
+    Pulse,
+    is_stopped,
+    silent_max_s,
+)
 
 
 @pytest.fixture
@@ -48,6 +55,17 @@ def test_a_rank_that_was_heard_of_and_falls_silent_hangs(
     assert pulse.look([None, 1.0], SILENT_MAX_S) is None
     stuck = pulse.look([None, 1.0], SILENT_MAX_S + 1.0)
     assert stuck == (1, "has said nothing for 10.0 s: it hangs")
+
+
+def test_on_gpus_a_rank_may_be_silent_as_long_as_it_may_wait_in_a_collective() -> None:
+    assert silent_max_s(Device.CPU, {}) == SILENT_MAX_S
+    assert silent_max_s(Device.GPU, {}) == 30.0
+    assert silent_max_s(Device.GPU, {"SPLITWAVE_COLLECTIVE_TIMEOUT_S": "60"}) == 60.0
+    assert silent_max_s(Device.GPU, {"SPLITWAVE_COLLECTIVE_TIMEOUT_S": "2"}) == SILENT_MAX_S
+
+    pulse = Pulse([0], 0.0, silent_max_s=30.0)
+    assert pulse.look([1.0], 30.9) is None
+    assert pulse.look([1.0], 31.0) == (0, "has said nothing for 30.0 s: it hangs")
 
 
 def test_a_process_that_has_ended_is_not_called_stopped(process: subprocess.Popen[bytes]) -> None:

@@ -25,10 +25,11 @@ from splitwave.core.mode import (
     NVSHMEM,
     Device,
     Mode,
+    lookup,
     missing_needs,
 )
 from splitwave.engine.port import EngineDied
-from splitwave.engine.vllm import forking
+from splitwave.engine.vllm import forking, stacks
 from splitwave.engine.vllm.check import check_resolved
 from splitwave.engine.vllm.config import (
     SettingsError,
@@ -39,7 +40,7 @@ from splitwave.engine.vllm.config import (
     transfer_arguments,
 )
 from splitwave.engine.vllm.logs import COORDINATOR, ProcessLogs
-from splitwave.engine.vllm.pulse import LOOK_S, Pulse
+from splitwave.engine.vllm.pulse import LOOK_S, Pulse, is_stopped, silent_max_s
 from splitwave.engine.vllm.switches import WAVE_EPOCH, WEDGE_DIR, Fault, fault
 from splitwave.engine.vllm.worst_token import wedge
 from splitwave.engine.vllm.worst_token.collectives import diagnose
@@ -205,12 +206,15 @@ class Processes:
 
     async def _feel_pulse(self) -> None:
         ranks = [(who, process) for who, process in self._watched if isinstance(who, int)]
-        pulse = Pulse([process.pid or 0 for _, process in ranks], time.monotonic())
+        pids = [process.pid or 0 for _, process in ranks]
+        pulse = Pulse(pids, time.monotonic(), silent_max_s(lookup(self._settings.mode).device))
         while not self.died.done():
             await asyncio.sleep(LOOK_S)
             heard_at_s = [] if self.coordinator is None else self.coordinator.record.heard_at_s
             if (stuck := pulse.look(heard_at_s, time.monotonic())) is not None:
                 rank, why = stuck
+                if not is_stopped(pids[rank]):
+                    await stacks.ask(pids)
                 self._end_epoch(self._describe(rank, ranks[rank][1], why))
 
     def _unwatch(self) -> None:

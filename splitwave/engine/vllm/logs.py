@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from multiprocessing import util
 from pathlib import Path
 
+from splitwave.engine.vllm import stacks
 from splitwave.engine.vllm.worst_token import wedge
 
 TAIL_BYTES_MAX = 4096
@@ -103,6 +104,7 @@ class ProcessLogs:
         if os.getppid() != self._parent_pid:  # it died before the call above
             os._exit(1)
         faulthandler.enable(2)
+        stacks.answer()
 
 
 def _forget_signal_handlers() -> None:

@@ -39,6 +39,7 @@ def register() -> None:
         misrouting,
         progress,
         seams,
+        stacks,
         steps,
         switches,
         violations,
@@ -48,6 +49,7 @@ def register() -> None:
 
     is_cpu = current_platform.is_cpu()
     seams.check_seams(seams.EVERYWHERE + (seams.CPU if is_cpu else seams.GPU))
+    stacks.answer()  # Where engines are spawned, nothing else of ours runs in them before.
     core_calls.install()
     steps.install()
     progress.install()

@@ -4,8 +4,12 @@ The end of a process is noticed by its sentinel, at once. A process that does no
 nothing, and its peers wait for it in their next step for ever.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from splitwave.core.mode import Device
+from splitwave.engine.vllm.switches import collective_timeout_s
 
 LOOK_S = 0.1
 STOPPED_MAX_S = 1.0
@@ -13,14 +17,25 @@ STOPPED_MAX_S = 1.0
 seconds within which a client hears of it."""
 SILENT_MAX_S = 10.0
 """The same for one that says nothing. Its reports come from a thread of their own, at least one a
-second: what keeps that thread from running for so long is no long step."""
+second: what keeps that thread from running for so long is no long step. On GPUs it may be one:
+DeepEP's host-synchronised dispatch keeps the interpreter's lock while it waits for its peers."""
+
+
+def silent_max_s(device: Device, environ: Mapping[str, str] = os.environ) -> float:
+    """How long a rank may say nothing: on GPUs as long as it may wait in a collective."""
+    if device is Device.GPU:
+        return max(SILENT_MAX_S, collective_timeout_s(environ))
+    return SILENT_MAX_S
 
 
 class Pulse:
     """Since when each rank has been stopped. Ranks are in order; times are monotonic seconds."""
 
-    def __init__(self, pids: Sequence[int], now_s: float) -> None:
+    def __init__(
+        self, pids: Sequence[int], now_s: float, silent_max_s: float = SILENT_MAX_S
+    ) -> None:
         self._pids = pids
+        self._silent_max_s = silent_max_s
         self._ran_at_s = [now_s] * len(pids)
 
     def look(self, heard_at_s: Sequence[float | None], now_s: float) -> tuple[int, str] | None:
@@ -35,7 +50,7 @@ class Pulse:
             elif (stopped_s := now_s - self._ran_at_s[rank]) >= STOPPED_MAX_S:
                 return rank, f"has been stopped by a signal for {stopped_s:.1f} s"
         for rank, at_s in enumerate(heard_at_s):
-            if at_s is not None and now_s - at_s >= SILENT_MAX_S:
+            if at_s is not None and now_s - at_s >= self._silent_max_s:
                 return rank, f"has said nothing for {now_s - at_s:.1f} s: it hangs"
         return None
 
