@@ -34,7 +34,6 @@ def register() -> None:
 
     from splitwave.engine.vllm import (
         core_calls,
-        jit_caches,
         long_steps,
         misrouting,
         progress,
@@ -66,7 +65,13 @@ def register() -> None:
         moe.install()
         padding.install()
         warm.install()
-        return
+    else:
+        _register_for_gpus()
+
+
+def _register_for_gpus() -> None:
+    from splitwave.engine.vllm import jit_caches, seams, switches
+
     global _wrapped_for
     _wrapped_for = _wrapped_for or _asked()
     jit_caches.separate()
