@@ -204,7 +204,8 @@ def link(device: str, asked: argparse.Namespace, most_bytes: int) -> dict[str, A
     command = [sys.executable, "-m", "bench.handoff.link", device, ",".join(map(str, wanted))]
     env = dict(os.environ)
     if device == "cuda":
-        env["CUDA_VISIBLE_DEVICES"] = f"{asked.prefill_device},{asked.decode_device}"
+        numbers = dict.fromkeys((asked.prefill_device, asked.decode_device))
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, numbers))
     done = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=True
     )
