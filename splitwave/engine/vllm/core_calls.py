@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any  # vLLM's objects are untyped here
 
 from splitwave.engine.vllm import fingerprint
+from splitwave.engine.vllm.eagerly import compile_nothing_more
 from splitwave.engine.vllm.fingerprint import splitwave_fingerprint
 from splitwave.engine.vllm.guard import GuardMixin
 
@@ -76,6 +77,7 @@ def splitwave_warm(core: Any) -> "Future[None] | None":
     a wave without requests, run one step in lock-step, agree that there is no work, and pause.
     Answers when this rank has paused again.
     """
+    compile_nothing_more(core.vllm_config)  # In this process, which is an eager CPU rank's worker.
     if any(_first_worker_steps(core)["steps_by_kind"].values()):
         return None
     if not hasattr(core, "dp_group"):
