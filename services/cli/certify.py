@@ -2,11 +2,13 @@
 
 import argparse
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any  # JSON
@@ -22,7 +24,7 @@ from services.cli.battery import (
 from services.cli.given import count, seconds
 from services.cli.machine import Machine, default_home
 from services.cli.plan import ROLES, Plan, read_experts
-from services.cli.stack import StackFailed, check_memory
+from services.cli.stack import StackFailed, check_memory, check_ports
 from services.cli.up import BUILT_IN, build_model, reporter
 from splitwave import demo_model
 from splitwave.certify.accuracy.task import gsm8k
@@ -37,8 +39,8 @@ from splitwave.runtime.config import ConfigError
 EXIT_NOT_SIGNED, EXIT_USAGE = 1, 2
 LENGTH = "model_len_max_tokens"
 ENVELOPE_BYTES_MAX = 2**20
-FIRST_PORT = 8190
-"""Of the ports that the accuracy check's stacks listen on; `splitwave up` has those from 8080."""
+FIRST_PORTS = range(8190, 8990, 100)
+"""Of the ports that a battery's engines and stacks listen on; `up` has those from 8080."""
 LM_EVAL_HOME = Path(".clients/lm-eval")
 LM_EVAL_WORDS = (
     "no lm-evaluation-harness: make its environment with `python -m tests.clients.environments "
@@ -130,12 +132,32 @@ def run(arguments: argparse.Namespace) -> int:
     ) as error:  # fmt: skip
         print(f"splitwave certify: {error}", file=sys.stderr)
         return EXIT_USAGE
-    code, told = asyncio.run(run_battery(battery, report))
+    try:
+        with _alone(battery.out):
+            code, told = asyncio.run(run_battery(battery, report))
+    except ValueError as error:
+        print(f"splitwave certify: {error}", file=sys.stderr)
+        return EXIT_USAGE
     for subject in told:
         print("\n".join(lines_of(subject)))
     if not told:
         print(f"splitwave certify: nothing was proved; see {battery.out}/battery.log")
     return code
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold a battery's directory, in which two would write over one another's results.
+
+    Raises ValueError if another one holds it. A battery that is killed holds it no longer.
+    """
+    with (out / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            words = f"another battery runs in {out}; wait for it, or give another directory"
+            raise ValueError(f"--out: {words}") from None
+        yield
 
 
 def lines_of(subject: Mapping[str, Any]) -> list[str]:
@@ -164,7 +186,7 @@ def battery_of(arguments: argparse.Namespace, report: Report) -> Battery:
     modes = _modes(arguments.mode)
     envelopes = _envelopes(modes, arguments)
     model_path = _model(arguments.model, report)
-    plan = as_workers_read_it(_plan(arguments, modes, model_path), os.environ, envelopes)
+    plan = as_workers_read_it(_free_plan(arguments, modes, model_path), os.environ, envelopes)
     check_groups(plan, os.environ)
     check_memory(plan)
     _check_output(arguments, plan)
@@ -260,21 +282,37 @@ def _model(name: str, report: Report) -> Path:
     return path
 
 
-def _plan(arguments: argparse.Namespace, modes: Mapping[str, str], model_path: Path) -> Plan:
-    """A stack as `splitwave up` has it, on ports of its own."""
+def _free_plan(arguments: argparse.Namespace, modes: Mapping[str, str], model_path: Path) -> Plan:
+    """A stack as `splitwave up` has it, on ports of its own that nobody has: of several batteries
+    at once each has others. Raises ValueError if there are none left."""
+    for first in FIRST_PORTS:
+        plan = _plan(arguments, modes, model_path, first)
+        try:
+            check_ports(plan)
+        except StackFailed:
+            continue
+        return plan
+    tried = ", ".join(map(str, FIRST_PORTS))
+    raise ValueError(f"ports: behind each of {tried} there is one that is taken; free some")
+
+
+def _plan(
+    arguments: argparse.Namespace, modes: Mapping[str, str], model_path: Path, first: int
+) -> Plan:
+    """That stack on ports from `first` on."""
     return Plan(
         model_path=model_path,
         served_model=model_path.name,
-        run_dir=Path(tempfile.gettempdir()) / "splitwave-certify",
+        run_dir=Path(tempfile.gettempdir()) / "splitwave-certify" / str(first),
         prefill_ranks=arguments.prefill_ranks,
         decode_ranks=arguments.decode_ranks,
         experts=read_experts(model_path),
-        grpc_port=FIRST_PORT,
-        http_port=FIRST_PORT + 1,
-        prefill_port=FIRST_PORT + 2,
-        decode_port=FIRST_PORT + 3,
-        metrics_port=FIRST_PORT + 4,
-        side_channel_port=FIRST_PORT + 10,
+        grpc_port=first,
+        http_port=first + 1,
+        prefill_port=first + 2,
+        decode_port=first + 3,
+        metrics_port=first + 4,
+        side_channel_port=first + 10,
         prefill_settings=_pairs(arguments.prefill_setting),
         decode_settings=_pairs(arguments.decode_setting),
         modes=modes,

@@ -1,12 +1,15 @@
 """What `splitwave certify` is given and cannot use is told in one line, before anything runs."""
 
+import fcntl
 import json
+import socket
 from pathlib import Path
 
 import psutil
 import pytest
 
 from services.cli import certify
+from services.cli.battery import Battery
 from splitwave.certify.battery import __main__ as battery
 from splitwave.certify.fingerprint import RanksDiffer
 from splitwave.core.fingerprint import Difference
@@ -82,6 +85,41 @@ def test_wrong_usage_is_told(
 
     assert certify.run(parsed("--level", "smoke", *given)) == 2
     assert why in capsys.readouterr().err
+
+
+def asked_of(model: Path) -> Battery:
+    return certify.battery_of(
+        parsed("--model", str(model), "--level", "smoke"), lambda who, what: None
+    )
+
+
+def test_a_battery_beside_another_one_has_other_ports(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = asked_of(model).plan
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first.metrics_port))
+        taken.listen()
+
+        second = asked_of(model).plan
+
+        assert not set(first.listening().values()) & set(second.listening().values())
+        assert first.run_dir != second.run_dir
+        monkeypatch.setattr(certify, "FIRST_PORTS", (first.grpc_port,))
+        with pytest.raises(ValueError, match=f"behind each of {first.grpc_port} there is one"):
+            asked_of(model)
+
+
+def test_two_batteries_do_not_write_into_one_directory(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        words = ("--model", str(model), "--level", "smoke", "--out", str(tmp_path))
+
+        assert certify.run(parsed(*words)) == 2
+
+    assert f"--out: another battery runs in {tmp_path}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("asked", [None, 256])
