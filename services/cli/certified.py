@@ -7,10 +7,19 @@ from typing import TypeVar
 from services.cli.battery import run_battery, smoke, worker_configs
 from services.cli.machine import Machine, default_home
 from services.cli.plan import Plan
-from services.cli.stack import Report, StackFailed, check_memory, check_ports
+from services.cli.stack import (
+    FIX,
+    Report,
+    StackFailed,
+    check_memory,
+    check_ports,
+    demands_of,
+)
 from services.worker.certification import check_certificates, check_trust
 from splitwave.certify.keys import BadKey
 from splitwave.core.certificate import CertificateRefused
+from splitwave.core.demands import RefusedGroup
+from splitwave.core.evidence import Level
 from splitwave.runtime.config import BadSetting, ConfigError
 
 EXIT_REFUSED = 3
@@ -81,6 +90,10 @@ async def make_smoke(plan: Plan, report: Report) -> None:
     # A stack that cannot start afterwards is told of now, and not after the battery.
     check_memory(plan)
     check_ports(plan)
+    demands = demands_of(plan)
+    if demands.level is not Level.SMOKE and not demands.allow_uncertified:
+        why = f"no {demands.level} certificate fits this stack, and its router demands one"
+        raise StackFailed("certify", f"{why}; {FIX[RefusedGroup.LEVEL]}")
     here = machine()
     _make_key()
     report("certify", "no certificate fits this stack; making smoke ones, once a machine")

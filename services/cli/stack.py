@@ -17,8 +17,12 @@ import psutil
 from services.cli.child import Child, describe_exit, log_tail
 from services.cli.plan import Plan
 from services.cli.zygote import Spec
+from services.router.config import RouterConfig
+from splitwave.core.demands import Demands, RefusedGroup
 from splitwave.core.errors import ServingError
+from splitwave.core.mode_guard import Standing
 from splitwave.core.worker import WorkerDescription
+from splitwave.runtime.config import load
 from splitwave.wire.channel import CHANNEL_OPTIONS
 from splitwave.wire.client import describe_worker, list_models
 
@@ -27,6 +31,15 @@ Report = Callable[[str, str], None]
 
 POLL_S = 0.1
 STOP_GRACE_S = 15.0
+
+
+FIX = {
+    RefusedGroup.UNKNOWN: "look into its log",
+    RefusedGroup.UNCERTIFIED: "leave --certify and --router allow_uncertified as they are",
+    RefusedGroup.LEVEL: "make full certificates with `splitwave certify` and the same settings, "
+    "or leave --router certificate_level as it is",
+}
+"""What the user of a stack can do about a group that the router gives no work."""
 
 
 class StackFailed(Exception):
@@ -158,8 +171,20 @@ class Stack:
             return False
         if not description.load.ready:
             return False
+        self._check_demands(description)
         self.report(worker.name, f"ready: {description.ranks} rank(s), mode {description.mode}")
         return True
+
+    def _check_demands(self, group: WorkerDescription) -> None:
+        """Raise StackFailed for a group that the router will give no work, however long it waits.
+
+        One that is out for a step outside its mode comes back without anybody's doing.
+        """
+        if group.load.standing is Standing.DECERTIFIED:
+            return
+        if refused := demands_of(self.plan).refuse(group.certification, group.load.standing):
+            kind, why = refused
+            raise StackFailed(group.role.value, f"the router gives it no work: {why}; {FIX[kind]}")
 
     async def _router_ready(self) -> bool:
         try:
@@ -209,6 +234,11 @@ async def running(plan: Plan, report: Report) -> AsyncIterator[Stack]:
     finally:
         report("stack", "stopping")
         await asyncio.shield(stack.stop())
+
+
+def demands_of(plan: Plan) -> Demands:
+    """What the plan's router demands of groups."""
+    return load(RouterConfig, "router", plan.program_flags("router"), os.environ)[0].demands()
 
 
 def channel(address: str) -> grpc.aio.Channel:

@@ -130,6 +130,16 @@ def test_a_setting_that_the_engines_do_not_have_is_refused_before_anything_start
     assert "forked" not in said
 
 
+def test_groups_that_the_router_will_not_take_are_told_of_and_not_waited_for(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with failing(tiny_model, tmp_path, "--router", "allow_uncertified=false") as stack:
+        code, said = ended(stack)
+    assert code == 1
+    assert "the router gives it no work: it is uncertified: no certificate is given" in said
+    assert "ready: OpenAI HTTP" not in said
+
+
 def test_a_router_that_dies_ends_the_stack_and_is_named(tiny_model: Path, tmp_path: Path) -> None:
     with running_unchecked(tiny_model, tmp_path) as stack:
         os.kill(_pid_of(stack, "services.router"), signal.SIGKILL)
