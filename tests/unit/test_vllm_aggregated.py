@@ -2,11 +2,16 @@
 
 # ruff: noqa: SLF001  # the parts of a call that starts a real engine
 
+import asyncio
 import json
+import multiprocessing
 import os
 import pickle
+import time
 from pathlib import Path
+from typing import NoReturn
 
+import psutil
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
@@ -70,3 +75,28 @@ def test_a_groups_variables_do_not_reach_it(
     with pytest.raises(LookupError):
         aggregated._answer_all(settings, [])
     assert seen == [set()]
+
+
+def test_a_plain_engine_ends_with_a_battery_that_is_killed(
+    monkeypatch: pytest.MonkeyPatch, settings: PlainSettings
+) -> None:
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+
+    def answer_all(*_: object) -> NoReturn:
+        theirs.send(os.getpid())
+        time.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr(aggregated, "_answer_all", answer_all)
+    battery = fork.Process(target=lambda: asyncio.run(aggregated.answer(settings, [])))
+    battery.start()
+    plain = psutil.Process(ours.recv())
+
+    battery.kill()
+
+    _, left = psutil.wait_procs([plain], timeout=10.0)
+    for process in left:
+        process.kill()
+    battery.join()
+    assert not left

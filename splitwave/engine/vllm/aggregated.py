@@ -17,6 +17,7 @@ from typing import Any  # vLLM's engine and outputs are untyped here
 
 from splitwave.core.generation import Sampling
 from splitwave.engine.vllm.config import KV_BYTES_MIN, read_shape
+from splitwave.engine.vllm.logs import end_with
 from splitwave.engine.vllm.sampling import build
 from splitwave.engine.vllm.switches import FAULTS, HANDOVERS, MODE, PROBE, WORST_TOKEN
 
@@ -66,7 +67,8 @@ async def answer(settings: PlainSettings, questions: Sequence[Question]) -> list
     """
     context = _context()
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(theirs, settings, list(questions)), daemon=True)
+    told = (os.getpid(), theirs, settings, list(questions))
+    process = context.Process(target=_child, args=told, daemon=True)
     process.start()
     theirs.close()
     try:
@@ -95,7 +97,10 @@ def _received(connection: Connection) -> list[Answer] | str:
     return found
 
 
-def _child(connection: Connection, settings: PlainSettings, questions: list[Question]) -> None:
+def _child(
+    parent_pid: int, connection: Connection, settings: PlainSettings, questions: list[Question]
+) -> None:
+    end_with(parent_pid)  # Nobody else stops it if a battery is killed.
     try:
         found: list[Answer] | str = _answer_all(settings, questions)
     except BaseException:  # noqa: BLE001  # told to the parent, in whatever words

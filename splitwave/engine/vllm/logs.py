@@ -100,11 +100,16 @@ class ProcessLogs:
             os.dup2(file, stream)
         os.close(file)
         os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self._parent_pid:  # it died before the call above
-            os._exit(1)
+        end_with(self._parent_pid)
         faulthandler.enable(2)
         stacks.answer()
+
+
+def end_with(parent_pid: int) -> None:
+    """From now on this process is killed when its parent dies; ends it if that has happened."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
 
 
 def _forget_signal_handlers() -> None:
