@@ -15,10 +15,11 @@ from splitwave.certify.battery.plain import PlainOracle
 from splitwave.certify.battery.rig import Rig
 from splitwave.certify.battery.scale import scale_for
 from splitwave.certify.battery.tokens import alone_cases, edge_cases, oracle_cases
+from splitwave.certify.battery.verdict import CheckBroken
 from splitwave.core.evidence import Level
 from splitwave.core.mode import Device, lookup
 from splitwave.engine.port import EngineRequest, Role
-from splitwave.engine.vllm.aggregated import Answer, PlainSettings, Question
+from splitwave.engine.vllm.aggregated import AggregatedFailed, Answer, PlainSettings, Question
 from splitwave.engine.vllm.config import VllmGroupSettings
 from tests.unit.test_certify_judges import ENVELOPE, SUBJECT
 
@@ -53,6 +54,18 @@ async def test_what_was_answered_is_not_asked_again(monkeypatch: pytest.MonkeyPa
     assert [found.token_ids for found in second] == [case.token_ids for case in more]
     assert second[:2] == first
     assert again == second
+
+
+async def test_a_plain_engine_that_dies_ends_the_check_and_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def answer(*_: object) -> list[Answer]:
+        raise AggregatedFailed("it ended without a word")
+
+    monkeypatch.setattr(plain, "answer", answer)
+
+    with pytest.raises(CheckBroken, match="the plain engine cannot answer: it ended without"):
+        await PlainOracle().of(settings())(cases([2], 3, 1))
 
 
 async def test_a_boot_of_the_prefill_group_is_not_asked_again_and_the_next_one_is(

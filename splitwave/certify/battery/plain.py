@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from splitwave.certify.battery.bench import Generate
 from splitwave.certify.battery.cases import Case, Generated
-from splitwave.engine.vllm.aggregated import PlainSettings, Question, answer
+from splitwave.certify.battery.verdict import CheckBroken
+from splitwave.engine.vllm.aggregated import AggregatedFailed, PlainSettings, Question, answer
 from splitwave.engine.vllm.config import VllmGroupSettings
 
 
@@ -15,7 +16,10 @@ class PlainOracle:
         self._known: dict[str, Generated] = {}
 
     def of(self, settings: VllmGroupSettings) -> Generate:
-        """Generates on an engine of a group's model and precision, started if it must be."""
+        """Generates on an engine of a group's model and precision, started if it must be.
+
+        What it gives raises CheckBroken if that engine cannot answer.
+        """
         plain = PlainSettings(
             model_path=settings.model_path,
             dtype=settings.dtype,
@@ -30,7 +34,11 @@ class PlainOracle:
             new = {name: case for name, case in zip(named, cases, strict=True) if name not in known}
             if new:
                 asked = [Question(case.token_ids, case.sampling) for case in new.values()]
-                for name, said in zip(new, await answer(plain, asked), strict=True):
+                try:
+                    answers = await answer(plain, asked)
+                except AggregatedFailed as failed:
+                    raise CheckBroken(f"the plain engine cannot answer: {failed}") from failed
+                for name, said in zip(new, answers, strict=True):
                     known[name] = Generated(said.token_ids, said.logprobs)
             return [known[name] for name in named]
 
