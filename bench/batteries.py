@@ -1,6 +1,7 @@
 """What batteries cost and found, out of their reports, as JSON on stdout.
 
-    splitwave certify --model demo
+    splitwave certify --model demo --output-max-tokens 256
+    splitwave certify --model demo --level smoke
     splitwave certify --mode decode_cpu_compiled --model tiny --soak-s 1800
     python -m bench.batteries REPORT.json ... > bench/results/batteries/cpu.json
 
@@ -29,6 +30,8 @@ def row(report: Mapping[str, Any]) -> dict[str, Any]:
         "signed": not report["not_signed_for"],
         "made_at": report["made_at"],
         "fingerprint": {name: report["fingerprint"].get(name) for name in KEPT},
+        "cpu_s": report["cpu_s"],
+        "output_max_tokens": report["envelope"]["traffic"]["output_max_tokens"],
         "seconds": {name: round(check["seconds"], 1) for name, check in checks.items()},
         "steps": sum(check["replays"] for check in checks.values()),
         "passed": all(check["passed"] for check in checks.values()),
@@ -42,20 +45,32 @@ def text() -> str:
     """The recorded batteries as a Markdown table."""
     found = json.loads(RESULT.read_text(encoding="utf-8"))
     lines = [
-        "| mode | level | seconds of checks and controls | steps | soak "
-        "| cost of a step, last to first | memory |",
-        "| --- | --- | --: | --: | --: | --: | --: |",
+        "| mode | level | outputs to | CPU seconds, whole battery | seconds of checks and controls "
+        "| steps | soak | cost of a step, last to first | memory |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: | --: |",
     ]
-    for one in found["batteries"]:
-        soak = one["soak"]
-        grown = max(value for name, value in soak.items() if name.startswith("memory_growth"))
-        lines.append(
-            f"| `{one['mode']}` | {one['level']} | {sum(one['seconds'].values()):.0f} "
-            f"| {one['steps']:,} | {soak['seconds']:.0f} s, {soak['steps']:,} steps, "
-            f"{soak['steps_outside_mode']} outside the mode | {soak['drift']:.2f} "
-            f"({soak['drift_low']:.2f} to {soak['drift_high']:.2f}) | {grown:+.2%} |"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(_line, found["batteries"])])
+
+
+def _line(one: Mapping[str, Any]) -> str:
+    return (
+        f"| `{one['mode']}` | {one['level']} | {one['output_max_tokens']} | {one['cpu_s']:.0f} "
+        f"| {sum(one['seconds'].values()):.0f} | {one['steps']:,} "
+        f"| {' | '.join(_soak(one['soak']))} |"
+    )
+
+
+def _soak(soak: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Length, drift and growth of a soak; nothing where none ran, as in a smoke battery."""
+    if not soak:
+        return "", "", ""
+    grown = max(value for name, value in soak.items() if name.startswith("memory_growth"))
+    return (
+        f"{soak['seconds']:.0f} s, {soak['steps']:,} steps, "
+        f"{soak['steps_outside_mode']} outside the mode",
+        f"{soak['drift']:.2f} ({soak['drift_low']:.2f} to {soak['drift_high']:.2f})",
+        f"{grown:+.2%}",
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
