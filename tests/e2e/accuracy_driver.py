@@ -96,10 +96,15 @@ async def run(model: Path, out: Path) -> dict[str, Any]:
     )  # fmt: skip
     scale, said = replace(Scale(), accuracy_items=ITEMS), list[str]()
     await check(SUBJECT, Fingerprint({}), scale, said.append)  # It runs once, for all that ask.
-    # The control's stack has written where the main one did. It differs by its fault alone.
+    # The control's stack has written where the main one did. It differs by its fault alone, which
+    # the engines' compile cache is told of too.
     roles = read_fingerprints(main)
     values = dict(roles[SUBJECT.mode.role].values)
     assert values.pop(f"env.{FAULTS}") == Fault.SHIFT_ROUTING
+    told_cache = f"vllm.additional_config.{FAULTS.lower()}"
+    if told_cache in values:
+        assert values[told_cache] == Fault.SHIFT_ROUTING
+        values[told_cache] = ""
     others = Fingerprint(values | {"version.torch": "0"})
     return {
         "same": told(await check(SUBJECT, Fingerprint(values), scale, said.append)),
