@@ -179,7 +179,11 @@ run() ( # run PART: in a shell of its own, so that no part's choices reach the n
       done
       ;;
     split) # prefill and decode groups of two ranks on the same two GPUs: right, not fast
-      whole split "${SPLIT_S:-540}" -m bench.split_gpu_check --device cuda \
+      # Without microbatches first: those have hung where one GPU was shared.
+      whole split_whole "${SPLIT_S:-300}" -m bench.split_gpu_check --device cuda \
+        --prefill-mode prefill_eager_ht --work-dir "$work/split" \
+        --out "$work/out/split_gpu_check_whole.json"
+      whole split "${SPLIT_S:-240}" -m bench.split_gpu_check --device cuda \
         --work-dir "$work/split" --out "$work/out/split_gpu_check.json"
       ;;
     handoff) # KV from one GPU's cache into the other's, alone

@@ -21,6 +21,7 @@ from bench.handoff.shapes import CACHES, Cache, sizes
 from bench.handoff.side import chosen
 from bench.provenance import provenance
 from splitwave.core.mode import lookup
+from splitwave.engine.vllm.config import NIXL_READS_BY_IPC
 
 PATTERNS = ("row", "scattered")
 WARM = 1
@@ -56,7 +57,7 @@ def places(asked: argparse.Namespace, more: Mapping[str, str]) -> dict[str, Plac
     pair = {"prefill": asked.prefill_device, "decode": asked.decode_device}
     for number, (role, own) in enumerate(pair.items()):
         others = [str(x) for x in dict.fromkeys(pair.values()) if x != own]
-        env = dict(lookup(f"{role}_cpu_eager").env) if asked.device == "cpu" else {}
+        env = dict(lookup(f"{role}_cpu_eager").env if asked.device == "cpu" else NIXL_READS_BY_IPC)
         found[role] = Place(
             role=role,
             device=asked.device,

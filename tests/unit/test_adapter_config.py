@@ -263,6 +263,9 @@ def test_groups_share_gpus_by_device_and_by_memory(model: Path) -> None:
 
     assert check(shared, {}) is mode
     assert environment(shared, mode)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert environment(shared, mode)["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "on", (
+        "not through the host"
+    )
     assert engine_arguments(shared, mode)["gpu_memory_utilization"] == 0.4
     assert "CUDA_VISIBLE_DEVICES" not in environment(settings(model), mode), "all that are visible"
     assert "gpu_memory_utilization" not in engine_arguments(settings(model), mode), "vLLM's share"

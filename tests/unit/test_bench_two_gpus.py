@@ -108,7 +108,7 @@ def test_results_of_rows_are_kept_from_the_moment_they_are_there(tmp_path: Path)
     told = run(tmp_path, "prefill", "handoff", "split", "repeated")
 
     outs = re.findall(r"--out (\S+)", told)
-    assert len(outs) == 5 + 4
+    assert len(outs) == 5 + 5  # rows of prefill, and one each beside two of split
     assert {Path(path).parent for path in outs} == {tmp_path / "work/out"}
 
 

@@ -269,8 +269,13 @@ def environment(settings: VllmGroupSettings, mode: Mode) -> dict[str, str]:
     )
 
 
+NIXL_READS_BY_IPC = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
+"""UCX reads another process's GPU memory by CUDA's IPC only where it sees NVLink, and else through
+the host over TCP, which was seen in a virtual machine with one H200 (openucx/ucx pull 7566)."""
+
+
 def _gpu_environment(settings: VllmGroupSettings) -> dict[str, str]:
-    variables = {TUNED_FOLDER: str(TUNED)}
+    variables = {TUNED_FOLDER: str(TUNED), **NIXL_READS_BY_IPC}
     if numbers := device_numbers(settings):
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, dict.fromkeys(numbers)))
     if shares_devices(settings):
