@@ -15,6 +15,7 @@ from bench.handoff.parent import SideFailed, Told
 from bench.handoff.shapes import CACHES, sizes
 from bench.handoff.side import chosen
 from splitwave.core.mode import lookup
+from splitwave.engine.vllm.config import NIXL_READS_BY_IPC
 
 CPU = ("--device", "cpu", "--out", "x")
 CUDA = ("--device", "cuda", "--out", "x")
@@ -66,7 +67,7 @@ def test_each_side_sees_both_gpus_its_own_first() -> None:
 
     assert (found["prefill"].order, found["decode"].order) == ("2,1", "1,2")
     assert found["prefill"].port != found["decode"].port
-    assert found["decode"].environment == {"UCX_TLS": "x"}
+    assert found["decode"].environment == {**NIXL_READS_BY_IPC, "UCX_TLS": "x"}, "as engines read"
 
 
 def test_on_the_cpu_sides_have_their_modes_environment() -> None:
