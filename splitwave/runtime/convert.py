@@ -12,7 +12,7 @@ SECONDS_MAX = 1e6
 COUNT_MAX = 2**31 - 1
 """Of what is counted: the wire has 32 bits for most of it."""
 WIDE_MAX = 2**63 - 1
-_WIDE = ("_bytes", "epoch", "seed")
+_WIDE = ("_bytes", "epoch", "seed", "_per_s")
 """Endings of names whose numbers need 64 bits."""
 
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
@@ -26,9 +26,11 @@ def check_reach(name: str, value: object) -> None:
     """Raise BadValue for a number that is larger than any setting of this name can mean."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    if name.endswith("_s"):
-        most: float = SECONDS_MAX
-    elif name.endswith(_WIDE) or isinstance(value, float):
+    if name.endswith(_WIDE):
+        most: float = WIDE_MAX
+    elif name.endswith("_s"):
+        most = SECONDS_MAX
+    elif isinstance(value, float):
         most = WIDE_MAX
     else:
         most = COUNT_MAX

@@ -10,8 +10,10 @@ from typing import get_type_hints
 import pytest
 
 from splitwave.engine.launch import check_settings
+from splitwave.engine.sim.settings import SimSettings
 from splitwave.engine.vllm.config import SettingsError, VllmGroupSettings
 from splitwave.engine.vllm.numbers import REACH
+from splitwave.runtime.convert import BadValue, check_reach
 from tests.unit.test_adapter_config import MODEL, settings
 
 NUMBERS = (int, float, int | None, float | None)
@@ -100,3 +102,12 @@ def test_the_reach_holds_every_default() -> None:
         if item.name in REACH and item.default not in (None, dataclasses.MISSING):
             least, most = REACH[item.name]
             assert least <= item.default <= most, item.name
+
+
+def test_a_simulated_group_may_be_told_its_own_defaults() -> None:
+    for item in dataclasses.fields(SimSettings):
+        check_reach(item.name, item.default)
+
+    check_reach("pull_bytes_per_s", 1e11)  # bench/workloads/split_sim.toml
+    with pytest.raises(BadValue, match="1000000 at most"):
+        check_reach("step_fixed_s", 1e11)
