@@ -277,7 +277,7 @@ _TABLE = (
     _cpu(
         "decode_cpu_compiled",
         StepKind.COMPILED,
-        "decode on the CPU through torch.compile: slow to start, about twice as fast a step",
+        "decode on the CPU through torch.compile: slow to start, a faster step",
     ),
 )
 
