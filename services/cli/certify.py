@@ -21,10 +21,11 @@ from services.cli.battery import (
     gateway,
     run_battery,
 )
+from services.cli.battery_ports import free_plan
 from services.cli.given import count, seconds
 from services.cli.machine import Machine, default_home
 from services.cli.plan import ROLES, Plan, read_experts
-from services.cli.stack import StackFailed, check_memory, check_ports
+from services.cli.stack import StackFailed, check_memory
 from services.cli.up import BUILT_IN, build_model, reporter
 from splitwave import demo_model
 from splitwave.certify.accuracy.task import gsm8k
@@ -39,8 +40,6 @@ from splitwave.runtime.config import ConfigError
 EXIT_NOT_SIGNED, EXIT_USAGE = 1, 2
 LENGTH = "model_len_max_tokens"
 ENVELOPE_BYTES_MAX = 2**20
-FIRST_PORTS = range(8190, 8990, 100)
-"""Of the ports that a battery's engines and stacks listen on; `up` has those from 8080."""
 LM_EVAL_HOME = Path(".clients/lm-eval")
 LM_EVAL_WORDS = (
     "no lm-evaluation-harness: make its environment with `python -m tests.clients.environments "
@@ -124,9 +123,14 @@ def _add_how(add: Callable[..., object]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the battery. 0 if every certificate was signed, 1 if not, 2 for wrong usage."""
+    with contextlib.ExitStack() as claims:
+        return _run(arguments, claims)
+
+
+def _run(arguments: argparse.Namespace, claims: contextlib.ExitStack) -> int:
     report = reporter()
     try:
-        battery = battery_of(arguments, report)
+        battery = battery_of(arguments, report, claims)
     except (
         BadKey, ConfigError, JsonError, OSError, StackFailed, ValueError, demo_model.DemoModelError
     ) as error:  # fmt: skip
@@ -181,13 +185,24 @@ def _within(envelope: Mapping[str, Any]) -> str:
     )
 
 
-def battery_of(arguments: argparse.Namespace, report: Report) -> Battery:
-    """What the flags ask for. Raises ValueError, OSError, JsonError, BadKey and ConfigError."""
+def battery_of(
+    arguments: argparse.Namespace, report: Report, claims: contextlib.ExitStack
+) -> Battery:
+    """What the flags ask for; `claims` holds its ports from other commands as this one.
+
+    Raises ValueError, OSError, JsonError, BadKey and ConfigError.
+    """
     modes = _modes(arguments.mode)
     envelopes = _envelopes(modes, arguments)
     model_path = _model(arguments.model, report)
-    plan = as_workers_read_it(_free_plan(arguments, modes, model_path), os.environ, envelopes)
-    check_groups(plan, os.environ)
+
+    def plan_from(first: int) -> Plan:
+        plan = _plan(arguments, modes, model_path, first)
+        plan = as_workers_read_it(plan, os.environ, envelopes)
+        check_groups(plan, os.environ)
+        return plan
+
+    plan = free_plan(plan_from, claims)
     check_memory(plan)
     _check_output(arguments, plan)
     machine = Machine(default_home())
@@ -282,28 +297,15 @@ def _model(name: str, report: Report) -> Path:
     return path
 
 
-def _free_plan(arguments: argparse.Namespace, modes: Mapping[str, str], model_path: Path) -> Plan:
-    """A stack as `splitwave up` has it, on ports of its own that nobody has: of several batteries
-    at once each has others. Raises ValueError if there are none left."""
-    for first in FIRST_PORTS:
-        plan = _plan(arguments, modes, model_path, first)
-        try:
-            check_ports(plan)
-        except StackFailed:
-            continue
-        return plan
-    tried = ", ".join(map(str, FIRST_PORTS))
-    raise ValueError(f"ports: behind each of {tried} there is one that is taken; free some")
-
-
 def _plan(
     arguments: argparse.Namespace, modes: Mapping[str, str], model_path: Path, first: int
 ) -> Plan:
-    """That stack on ports from `first` on."""
+    """A stack as `splitwave up` has it, on ports of its own from `first` on."""
     return Plan(
         model_path=model_path,
         served_model=model_path.name,
-        run_dir=Path(tempfile.gettempdir()) / "splitwave-certify" / str(first),
+        # A user's own: nobody else can write into it.
+        run_dir=Path(tempfile.gettempdir()) / f"splitwave-certify-{os.getuid()}" / str(first),
         prefill_ranks=arguments.prefill_ranks,
         decode_ranks=arguments.decode_ranks,
         experts=read_experts(model_path),

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any  # JSON
 import pytest
 
 from services.cli import certified, certify, up
-from services.cli.battery import Battery, gateway, run_battery, smoke
+from services.cli.battery import Battery, Report, gateway, run_battery, smoke
 from services.cli.machine import Machine
 from services.cli.plan import Plan
 from services.cli.stack import StackFailed
@@ -53,8 +54,13 @@ def parsed(*words: str) -> argparse.Namespace:
 
 def battery_of(tmp_path: Path, *words: str) -> Battery:
     out = ("--out", str(tmp_path / "out"), "--certificates", str(tmp_path / "certificates"))
-    arguments = parsed("--level", "smoke", *out, *words)
-    return certify.battery_of(arguments, lambda who, what: None)
+    return made_of(parsed("--level", "smoke", *out, *words))
+
+
+def made_of(arguments: argparse.Namespace, report: Report = lambda who, what: None) -> Battery:
+    """The battery of a command that has ended, and holds no ports."""
+    with contextlib.ExitStack() as claims:
+        return certify.battery_of(arguments, report, claims)
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +144,7 @@ def test_a_full_battery_without_the_harness_says_how_to_get_it(
     said: list[str] = []
     arguments = parsed("--model", str(model), "--out", str(tmp_path / "out"))
 
-    battery = certify.battery_of(arguments, lambda who, what: said.append(what))
+    battery = made_of(arguments, lambda who, what: said.append(what))
 
     assert battery.gateway is None
     assert any("--lm-eval-python" in words and "not signed" in words for words in said)

@@ -1,5 +1,6 @@
 """What `splitwave certify` is given and cannot use is told in one line, before anything runs."""
 
+import contextlib
 import fcntl
 import json
 import socket
@@ -8,13 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.cli import certify
+from services.cli import battery_ports, certify
 from services.cli.battery import Battery
 from splitwave.certify.battery import __main__ as battery
 from splitwave.certify.fingerprint import RanksDiffer
 from splitwave.core.fingerprint import Difference
 from splitwave.demo_model import DemoModelOptions, Variant, build
-from tests.unit.test_cli_certify import ENVELOPE, parsed
+from tests.unit.test_cli_certify import ENVELOPE, made_of, parsed
 
 COMPILED = ("--mode", "decode_cpu_compiled", "--envelope")
 HARNESS = ("--level", "full", "--lm-eval-python", "text")
@@ -42,6 +43,8 @@ def model(tmp_path: Path) -> Path:
         (("--prefill-setting", "nope=3"), "prefill.engine_settings: nope: unknown"),
         (("--decode-ranks", "3"), "ranks: 3 does not divide the model's 8 experts"),
         (("--prefill-setting", "ranks=50000"), "ranks: is 50000; 50000 KV caches of 64 MiB are"),
+        (("--decode-ranks", "60000"), "ranks: 60000 does not divide the model's 8 experts"),
+        (("--decode-ranks", "70000"), "ranks: is 70000; set it to 1 or more, 65536 at most"),
         (("--output-max-tokens", "1024"), "is 1024; the groups can run 1023 at most"),
         (
             ("--output-max-tokens", "99", "--decode-setting", "model_len_max_tokens=99"),
@@ -87,10 +90,8 @@ def test_wrong_usage_is_told(
     assert why in capsys.readouterr().err
 
 
-def asked_of(model: Path) -> Battery:
-    return certify.battery_of(
-        parsed("--model", str(model), "--level", "smoke"), lambda who, what: None
-    )
+def asked_of(model: Path, *words: str) -> Battery:
+    return made_of(parsed("--model", str(model), "--level", "smoke", *words))
 
 
 def test_a_battery_beside_another_one_has_other_ports(
@@ -105,9 +106,33 @@ def test_a_battery_beside_another_one_has_other_ports(
 
         assert not set(first.listening().values()) & set(second.listening().values())
         assert first.run_dir != second.run_dir
-        monkeypatch.setattr(certify, "FIRST_PORTS", (first.grpc_port,))
+        monkeypatch.setattr(battery_ports, "FIRST_PORTS", (first.grpc_port,))
         with pytest.raises(ValueError, match=f"behind each of {first.grpc_port} there is one"):
             asked_of(model)
+
+
+def test_batteries_that_begin_at_once_have_ports_apart(model: Path) -> None:
+    asked = parsed("--model", str(model), "--level", "smoke")
+
+    with contextlib.ExitStack() as claims:
+        plans = [certify.battery_of(asked, lambda who, what: None, claims).plan for _ in range(3)]
+
+    ports = [port for plan in plans for port in plan.listening().values()]
+    assert len(set(ports)) == len(ports)
+
+
+def test_the_ports_that_must_be_free_are_those_of_the_engines_to_come(
+    model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "envelope.json"
+    path.write_text(json.dumps(ENVELOPE | {"ranks": 4}))
+    words = ("--mode", "decode_cpu_eager", "--envelope", str(path))
+    first = asked_of(model, *words).plan
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first.side_channel_port + 4))  # Prefill's, and decode's last.
+        taken.listen()
+
+        assert asked_of(model, *words).plan.side_channel_port != first.side_channel_port
 
 
 def test_two_batteries_do_not_write_into_one_directory(
@@ -129,7 +154,7 @@ def test_the_longest_output_that_is_asked_for_reaches_the_battery(
     flags = ("--output-max-tokens", str(asked)) if asked else ()
     arguments = parsed("--model", str(model), "--level", "smoke", *flags)
 
-    made = certify.battery_of(arguments, lambda who, what: None)
+    made = made_of(arguments)
 
     assert battery.read_order(made.to_json()).output_max_tokens == asked
 
