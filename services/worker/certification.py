@@ -92,7 +92,11 @@ def check_certificates(config: WorkerConfig) -> None:
 def _check_place(config: WorkerConfig) -> None:
     """Raise BadSetting if there can be no such file of the fingerprint."""
     path = Path(config.fingerprint_file)
-    if config.fingerprint_file and (path.is_dir() or not path.absolute().parent.is_dir()):
+    try:
+        fits = not path.is_dir() and path.absolute().parent.is_dir()
+    except OSError as error:
+        raise BadSetting("fingerprint_file", f"{path}: {error.strerror}") from error
+    if config.fingerprint_file and not fits:
         fix = "name a file in a directory that is there"
         raise BadSetting("fingerprint_file", f"{path} cannot be written; {fix}")
 

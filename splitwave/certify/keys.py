@@ -211,7 +211,11 @@ class TrustStore:
 
 def load_trust_store(directory: Path) -> TrustStore:
     """Read every `*.pem` of a directory. Raises BadKey for a bad one, and if there is none."""
-    if not directory.is_dir():
+    try:
+        is_there = directory.is_dir()
+    except OSError as error:
+        raise BadKey(f"{directory} cannot be read: {error.strerror}") from None
+    if not is_there:
         raise BadKey(f"{directory} is no directory; put the public keys that you trust into one")
     keys = [load_public_key(path) for path in sorted(directory.glob("*.pem"))]
     if not keys:

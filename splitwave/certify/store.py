@@ -88,9 +88,11 @@ def _judged(
     """The certificates that are not refused. Raises CertificateRefused if each is."""
     fitting: list[tuple[Path, SignedCertificate]] = []
     refusals: list[Refusal] = []
-    if not place.exists():
-        words = f"{place}: No such file or directory; name a certificate, or a directory of them"
-        raise _refused(RefusalKind.NONE_FOUND, words)
+    try:
+        place.stat()
+    except OSError as error:
+        words = f"{place}: {error.strerror}; name a certificate, or a directory of them"
+        raise _refused(RefusalKind.NONE_FOUND, words) from None
     for path in files(place):
         try:
             signed = read_file(path)

@@ -236,6 +236,8 @@ def test_weights_that_cannot_be_read_leave_a_group_uncertified(tmp_path: Path, m
 
 
 EXPIRED_S = 10
+UNSEEN = "x" * 300
+"""A name that no file system takes: neither there nor not there, as what one may not see."""
 
 
 def prepared(tmp_path: Path) -> None:
@@ -266,6 +268,9 @@ def prepared(tmp_path: Path) -> None:
         ({"trust": "private"}, 2, "^trust: .*key.pem is a private key; take it out"),
         ({"trust": "no-key"}, 2, "^trust: .*a.pem holds no public key"),
         ({"trust": "gone", "certificates": ""}, 2, "^trust: .*gone is no directory"),
+        ({"trust": UNSEEN}, 2, "^trust: .*x cannot be read: File name too long"),
+        ({"certificates": UNSEEN}, 3, "none_found.*x: File name too long; name a certificate"),
+        ({"fingerprint_file": UNSEEN}, 2, "^fingerprint_file: .*x: File name too long"),
         ({"certificates": "gone"}, 3, "none_found.*gone: No such file.*name a certificate"),
         ({"certificates": "empty"}, 3, "none_found.*there is no certificate for decode_cpu_eager"),
         ({"certificates": "list.txt"}, 3, "malformed.*list.txt"),
