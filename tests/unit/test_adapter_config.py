@@ -113,6 +113,16 @@ def test_settings_that_fit_give_their_mode(model: Path) -> None:
             {"mode": "decode_graph_ag", "devices": "0 0", "gpu_memory_share": 0.6},
             "0.5 at most, for 2 ranks a device",
         ),
+        (
+            "gpu_memory_share",
+            {
+                "mode": "decode_graph_ag",
+                "tensor_parallel": 3,
+                "devices": "0 0 0 0 0 0",
+                "gpu_memory_share": 0.167,
+            },
+            "0.166 at most, for 6 ranks a device",
+        ),
         ("devices", {"mode": "decode_graph_ag", "devices": "0"}, "the group needs 2"),
         (
             "gpu_memory_share",

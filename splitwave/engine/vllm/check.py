@@ -1,6 +1,7 @@
 """Whether a group's settings can work, before anything starts, and what vLLM made of them."""
 
 from collections.abc import Mapping
+from math import floor
 from typing import Any  # vLLM's configuration is untyped here
 
 from splitwave.core.mode import Device, Mode, StepKind, UnknownModeError, lookup
@@ -148,12 +149,12 @@ def _check_gpu(settings: VllmGroupSettings) -> None:
     if numbers and len(numbers) != needed:
         raise SettingsError("devices", f"are {len(numbers)}; the group needs {needed}, one a rank")
     most = max(map(numbers.count, numbers), default=1)
-    share = settings.gpu_memory_share
+    share, fair = settings.gpu_memory_share, floor(1000 / most) / 1000  # Never above its share.
     if share is None and most > 1:
-        problem = f"says nothing, and {most} ranks are on one device; set {1 / most:.2g} at most"
+        problem = f"says nothing, and {most} ranks are on one device; set {fair:g} at most"
         raise SettingsError("gpu_memory_share", problem)
     if share is not None and not 0.0 < share <= 1.0 / most:
-        bound = f"{1 / most:.2g} at most" + (f", for {most} ranks a device" * (most > 1))
+        bound = f"{fair:g} at most" + (f", for {most} ranks a device" * (most > 1))
         raise SettingsError("gpu_memory_share", f"is {share:g}; set it above 0, and to {bound}")
 
 
