@@ -64,6 +64,7 @@ def plain_layer() -> SimpleNamespace:
         routed_experts=local,
         router=CPURouter(top_k=2, global_num_experts=EXPERTS),
         shared_experts=None,
+        shared_expert_gate=None,
         gate=None,
         moe_config=SimpleNamespace(
             is_sequence_parallel=False,
@@ -174,6 +175,7 @@ def change(layer: SimpleNamespace, path: str, value: object) -> None:
         ("routed_experts.quant_method.moe_kernel.prepare_finalize._lora_context", object()),
         ("router", object()),
         ("shared_experts", object()),
+        ("shared_expert_gate", object()),
         ("routed_experts.apply_router_weight_on_input", True),
         ("moe_config.is_sequence_parallel", True),
         ("moe_config.pcp_size", 2),
@@ -186,6 +188,26 @@ def test_a_layer_with_more_in_between_stays_whole(path: str, value: object) -> N
     change(layer, path, value)
 
     assert not compiled_moe.is_separable(layer)
+
+
+@pytest.mark.parametrize("shared", [None, object()])
+def test_a_compiled_layer_that_stays_whole_is_one_operator_of_vllms(
+    step: Step, monkeypatch: pytest.MonkeyPatch, shared: object
+) -> None:
+    calls: list[tuple[str, tuple[object, ...]]] = []
+    ops = {
+        name: lambda *given, name=name: calls.append((name, given))
+        for name in ("moe_forward", "moe_forward_shared")
+    }
+    monkeypatch.setattr(torch.ops, "vllm", SimpleNamespace(**ops))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    step.layer.shared_experts, step.layer.router = shared, object()
+    given = ("rows", "logits", "shared", "ids", LAYER, 0)
+
+    compiled_moe.apart_across_ranks(lambda _: step.direct)(step.layer)(*given)
+
+    assert calls == [("moe_forward_shared" if shared else "moe_forward", given)]
+    assert step.direct_calls == 0
 
 
 def test_code_compiled_with_a_fault_is_not_taken_for_that_without(

@@ -76,8 +76,8 @@ def cache_key(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def is_separable(runner: Any) -> bool:  # vLLM's MoERunner
     """True if the layer's choice of experts can be traced apart from the experts.
 
-    So for plain experts behind a plain gather. What has more to do in between (shared experts,
-    quantized or weighted inputs, adapters, sequence parallelism) stays whole.
+    So for plain experts behind a plain gather. What has more to do in between (shared experts or
+    a gate of theirs, quantized or weighted inputs, adapters, sequence parallelism) stays whole.
     """
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
     from vllm.model_executor.layers.fused_moe.prepare_finalize.naive_dp_ep import (
@@ -95,6 +95,7 @@ def is_separable(runner: Any) -> bool:  # vLLM's MoERunner
         and kernel.prepare_finalize._lora_context is None  # noqa: SLF001  # vLLM has no public word
         and isinstance(runner.router, CPURouter)
         and runner.shared_experts is None
+        and runner.shared_expert_gate is None  # vLLM makes one matrix of it and the gate.
         and not local.apply_router_weight_on_input
         and not runner.moe_config.is_sequence_parallel
         and runner.moe_config.pcp_size == 1
