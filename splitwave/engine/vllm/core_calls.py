@@ -77,7 +77,7 @@ def splitwave_warm(core: Any) -> "Future[None] | None":
     a wave without requests, run one step in lock-step, agree that there is no work, and pause.
     Answers when this rank has paused again.
     """
-    compile_nothing_more(core.vllm_config)  # In this process, which is an eager CPU rank's worker.
+    compile_nothing_more(core.vllm_config)  # Here an eager CPU rank's worker steps, too.
     if any(_first_worker_steps(core)["steps_by_kind"].values()):
         return None
     if not hasattr(core, "dp_group"):

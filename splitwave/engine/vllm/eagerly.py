@@ -9,10 +9,11 @@ from typing import Any  # vLLM's configuration is untyped here
 
 
 def compile_nothing_more(vllm_config: Any) -> bool:
-    """Have torch.compile return functions as they are from now on in this process.
+    """Have torch.compile return functions as they are from now on in this thread.
 
-    For eager engines on a CPU only; returns whether it is one. Elsewhere a helper that is not
-    compiled is many kernels instead of one.
+    torch keeps such settings by thread: call it in the one that steps. For eager engines on a CPU
+    only; returns whether it is one. Elsewhere a helper that is not compiled is many kernels instead
+    of one.
     """
     from vllm.platforms import current_platform
 
