@@ -35,7 +35,7 @@ STOP_GRACE_S = 15.0
 
 FIX = {
     RefusedGroup.UNKNOWN: "look into its log",
-    RefusedGroup.UNCERTIFIED: "leave --certify and --router allow_uncertified as they are",
+    RefusedGroup.UNCERTIFIED: "leave --certify and allow_uncertified as they are",
     RefusedGroup.LEVEL: "make full certificates with `splitwave certify` and the same settings, "
     "or leave --router certificate_level as it is",
 }
