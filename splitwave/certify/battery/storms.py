@@ -121,7 +121,7 @@ class AbortStorm:
         ]
         ended = await asyncio.gather(
             *(
-                _live(bench.rig, case, fate, place % ranks)
+                _live(bench.rig, case, fate, _rank_of(place, ranks))
                 for place, (case, fate) in enumerate(zip(asked, fates, strict=True))
             )
         )
@@ -139,8 +139,13 @@ class AbortStorm:
         }
 
     async def observe_broken(self, bench: Bench) -> Observed:
-        """A small storm in which one rank keeps a request's blocks."""
-        async with bench.broken(Break.LEAK_BLOCKS, bench.rig.ranks()[0]):
+        """A small storm in which one rank keeps a request's blocks.
+
+        It is that of the first request that is not given up: others may never have got any there.
+        """
+        ranks = bench.rig.ranks()
+        leaks = _rank_of(STAGES.index("never"), len(ranks))
+        async with bench.broken(Break.LEAK_BLOCKS, ranks[leaks]):
             return await self.observe(bench)
 
     def judge(self, seen: Observed, subject: Subject, scale: Scale) -> Verdict:
@@ -159,6 +164,11 @@ class AbortStorm:
         words = f"{seen['late_outputs']} outputs came after an abort"
         verdict.require(not seen["late_outputs"], "late", words)
         return verdict
+
+
+def _rank_of(place: int, ranks: int) -> int:
+    """A request's rank: each meets every stage, also where ranks are as many as stages."""
+    return (place + place // len(STAGES)) % ranks
 
 
 async def _held(rig: Rig) -> dict[str, int]:
