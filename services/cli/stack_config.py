@@ -91,7 +91,20 @@ class StackConfig:
             known = [mode.name for mode in MODES.values() if mode.role == role]
             fits = getattr(self, f"{role}_mode") in ("", *known)
             require(self, f"{role}_mode", fits, f"name one of {', '.join(known)}")
+            self._check_ranks(role)
         require(self, "ready_timeout_s", self.ready_timeout_s > 0, "set it above 0 seconds")
+
+    def _check_ranks(self, role: str) -> None:
+        """Ports and the spread of experts follow from the stack's own number, so it is said once.
+
+        What `--print-config` writes says it again for the program, and is taken back.
+        """
+        ranks = str(getattr(self, f"{role}_ranks"))
+        for name, key in ((f"{role}_setting", "ranks"), (role, "engine_settings.ranks")):
+            said = getattr(self, name).get(key, ranks)
+            if said.isdecimal():  # What is no number is told with the program's settings.
+                fix = f"ranks is {said} here and {ranks} there; set {role}_ranks instead"
+                require(self, name, said == ranks, fix)
 
     def program_flags(self) -> dict[str, tuple[str, ...]]:
         """The further settings as flags, by program."""

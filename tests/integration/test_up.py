@@ -100,8 +100,9 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 def test_too_little_memory_is_said_before_anything_starts(tiny_model: Path, tmp_path: Path) -> None:
     # Room for as many KV caches, and not for their processes.
-    ranks = f"--decode-setting=expert_parallel=false,ranks={psutil.virtual_memory().total // 2**27}"
-    with failing(tiny_model, tmp_path, "--engine", "vllm", ranks) as stack:
+    ranks = f"--decode-ranks={psutil.virtual_memory().total // 2**27}"
+    whole = "--decode-setting=expert_parallel=false"
+    with failing(tiny_model, tmp_path, "--engine", "vllm", ranks, whole) as stack:
         code, said = ended(stack)
     assert code == 1
     assert "GiB needed" in said

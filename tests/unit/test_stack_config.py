@@ -72,6 +72,8 @@ def test_metrics_ports_are_the_workers() -> None:
             ["decode.engine_settings: nope: unknown (splitwave up, flag --decode-setting); known"],
         ),
         (["--prefill", "engine_settings.ranks=x"], ["prefill.engine_settings: ranks", "prefill)"]),
+        (["--decode-setting", "ranks=4"], ["decode_setting", "is 4 here", "set decode_ranks"]),
+        (["--prefill", "engine_settings.ranks=3"], ["prefill: is", "set prefill_ranks instead"]),
         (["--decode-ranks=0"], ["decode_ranks", "1 or more"]),
         (["--decode-ranks=100000"], ["decode_ranks: is 100000; set it to 1 or more, 4096 at most"]),
         (["--http-port=0"], ["http_port", "a port"]),
