@@ -200,7 +200,7 @@ def test_up_starts_the_stack_that_was_certified(tmp_path: Path, model: Path) -> 
 def test_smoke_certificates_are_of_what_the_workers_will_run(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("--decode", "engine_settings.seats_max=4", "--decode", "engine_settings.ranks=3")
+    words = ("--decode", "engine_settings.seats_max=4", "--decode-ranks=3")
     config, _ = load(StackConfig, "up", ["--model", str(model), *words], {})
     monkeypatch.setenv("SPLITWAVE_DECODE_MODE", "decode_cpu_compiled")
     file = tmp_path / "prefill.toml"
