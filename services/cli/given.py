@@ -5,8 +5,8 @@ import argparse
 import grpc.aio
 
 from splitwave.core.errors import ServingError
+from splitwave.core.reach import COUNT_MAX, SECONDS_MAX
 from splitwave.runtime.config import BadSetting, check_address
-from splitwave.runtime.convert import COUNT_MAX, SECONDS_MAX
 
 
 def seconds(text: str) -> float:

@@ -7,11 +7,8 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 
-SECONDS_MAX = 1e6
-"""More than anybody waits, and what clocks and deadlines take."""
-COUNT_MAX = 2**31 - 1
-"""Of what is counted: the wire has 32 bits for most of it."""
-WIDE_MAX = 2**63 - 1
+from splitwave.core.reach import COUNT_MAX, SECONDS_MAX, WIDE_MAX
+
 _WIDE = ("_bytes", "epoch", "seed", "_per_s")
 """Endings of names whose numbers need 64 bits."""
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 
+from splitwave.core.reach import COUNT_MAX, SECONDS_MAX, WIDE_MAX
 from splitwave.engine.vllm.config import (
     SettingsError,
     VllmGroupSettings,
@@ -10,12 +11,8 @@ from splitwave.engine.vllm.config import (
     read_shape,
 )
 
-COUNT_MAX = 2**31 - 1
-"""Of what vLLM counts in 32 bits."""
 SEATS_MAX = 2**16
 """More than a rank's batch was ever given; a grid has a size for each few of them."""
-WIDE_MAX = 2**63 - 1
-SECONDS_MAX = 1e6
 
 REACH: Mapping[str, tuple[float, float]] = {
     "epoch": (0, WIDE_MAX),
